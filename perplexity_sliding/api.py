@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from .argument_table import ARGUMENTS, describe_arguments
-from .arguments import EVALUATOR_ROLE, Setting, check_names, check_texts
+from .arguments import EVALUATOR_ROLE, Setting, check_names, check_texts, read_once
 from .digests import TextsDigest
 from .engines.sources import (
     FreedModel,
@@ -167,7 +167,7 @@ def check(processes: Processes, arguments: dict) -> Request:
 
 
 def with_defaults(arguments: dict) -> Mapping:
-    """Return all arguments of `compute`, filling in defaults.
+    """Return all arguments of `compute`, filling in defaults and reading iterators.
 
     Raises:
         TypeError: an argument is unknown.
@@ -175,7 +175,7 @@ def with_defaults(arguments: dict) -> Mapping:
     check_names(compute, arguments)
     call = signature(compute).bind(**arguments)
     call.apply_defaults()
-    return call.arguments
+    return {name: read_once(value) for name, value in call.arguments.items()}
 
 
 # --- open -----------------------------------------------------------------------------------------
@@ -373,7 +373,8 @@ def plan_reference(
     """Plan the measurements for the reference; None if it reads the same tokens."""
     if models.reference is None:
         return None
-    measurements, parts = list(measured.values()), request.parts
+    measurements = list(measured.values())
+    parts = measurements[0].parts
     if parts is not None:
         parts = parts.as_read(measurements[0].texts, measurements[0].streams)
     corpus = Corpus(models.reference.tokenizer, request.texts, with_offsets=True, parts=parts)
@@ -563,17 +564,17 @@ def total_long_contexts(
     """Sum up the measurements over long contexts; None without any."""
     given, first = request.long_context, reports[0]
     parts: list[PartTotals] = []
-    identity = first.totals.identity | {"probe": None, "long_probe": None}
+    settings: dict[str, object] = {}
     if given.context_lengths is not None:
         contexts = total_contexts(reports, sum(scores.work.costs))
         parts.append(contexts)
-        identity["context_lengths"] = contexts.context_lengths
+        settings["context_lengths"] = contexts.context_lengths
     if given.positions is not None:
         parts.append(total_positions(first, given.positions))
-        identity["positions"] = given.positions
+        settings["positions"] = given.positions
     rule, evaluator = request.key_rule, scores.models.evaluator
     if rule is not None and evaluator is not None:
         key_signature = describe_key_tokens(evaluator, rule.describe())
         parts.append(total_key_tokens(first, scores.key_characters, key_signature))
-        identity["key_tokens"] = key_signature
-    return LongContextTotals(parts, identity) if parts else None
+        settings["key_tokens"] = key_signature
+    return LongContextTotals(parts, settings, first.totals.pooled()) if parts else None

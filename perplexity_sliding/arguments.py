@@ -2,7 +2,7 @@
 
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from inspect import signature
@@ -50,6 +50,11 @@ def check_names(function: Callable, arguments: dict) -> None:
             meant = COMMON_NAMES.get(name) or (close[0] if close else None)
             hint = f" Did you mean `{meant}`?" if meant else f" Use {', '.join(known)}."
             raise TypeError(f"compute() got an unexpected keyword argument {name!r}.{hint}")
+
+
+def read_once(value: object) -> object:
+    """Return an iterator's values as a list, so that they can be read again; return others unchanged."""
+    return list(value) if isinstance(value, Iterator) else value
 
 
 def check_kinds(arguments: Mapping) -> None:

@@ -13,7 +13,7 @@ import transformers
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from .api import compute
-from .arguments import check_names
+from .arguments import check_names, read_once
 from .errors import ArgumentTypeError
 from .plan.tokenization import Chat
 
@@ -52,7 +52,7 @@ class PerplexityCallback(TrainerCallback):
         if given:
             raise ArgumentTypeError(f"{given[0]}", "be left out: the Trainer provides it")
         self.texts: list = list(texts)
-        self.settings = settings
+        self.settings = {name: read_once(value) for name, value in settings.items()}
         self.results: dict | None = None
 
     def on_evaluate(

@@ -4,7 +4,7 @@ import inspect
 import re
 
 import pytest
-from models import random_text
+from models import make_tokenizer, random_text
 
 from perplexity_sliding import compute
 from perplexity_sliding.argument_table import (
@@ -59,3 +59,42 @@ def test_options_of_arguments_have_a_line_of_help(metric):
     described = {name for name, argument in ARGUMENTS.items() if argument.option is not None}
     assert described - {"tokenizer"} <= set(options.METRIC_ARGUMENTS)
     assert "tokenizer" in options.MODEL
+
+
+@pytest.mark.parametrize(
+    "name, values",
+    [("positions", [0, 5, 20]), ("context_lengths", [4, 8]), ("contexts", ["w5 "] * 2)],
+)
+def test_what_can_be_read_only_once_is_read_once(metric, gpt2, tokenizer, name, values):
+    """`positions` that the checks had read gave no bins."""
+    texts = [random_text(30, seed) for seed in (1, 2)]
+    one, other = (
+        metric.compute(predictions=texts, model=gpt2, tokenizer=tokenizer, **{name: given})
+        for given in (values, iter(values))
+    )
+    assert one == other
+
+
+def test_an_iterator_of_chats(metric, gpt2):
+    tokenizer = make_tokenizer(
+        chat_template="{% for m in messages %}{{ m.content + ' ' }}{% endfor %}"
+    )
+    chat = [{"role": "user", "content": "w5"}, {"role": "assistant", "content": "w6 w7"}]
+    given = {"model": gpt2, "tokenizer": tokenizer}
+    assert metric.compute(predictions=iter([chat]), **given) == metric.compute(
+        predictions=[chat], **given
+    )
+
+
+@pytest.mark.parametrize("protocol", ["fairseq", "lm-eval"])
+@pytest.mark.parametrize("texts", [[""], ["w5 w6", ""]])
+def test_an_empty_text_is_refused_where_its_start_token_could_be_scored(
+    metric, gpt2, protocol, texts
+):
+    """A division by zero."""
+    given = {"model": gpt2, "tokenizer": make_tokenizer(adds_bos=True), "protocol": protocol}
+    if protocol == "fairseq" and len(texts) > 1:  # an empty line
+        assert metric.compute(predictions=texts, **given)["num_tokens"] > 3
+        return
+    with pytest.raises(ValueError, match="at least 1 token each, got shorter texts at position"):
+        metric.compute(predictions=texts, **given)

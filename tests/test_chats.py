@@ -1,6 +1,7 @@
 """Chats that templates cannot write, or write in a way of their own: said in a sentence, by chat and turn."""
 
 import math
+import re
 import warnings
 
 import pytest
@@ -198,3 +199,29 @@ def test_whether_the_end_of_a_turn_is_scored_is_in_the_digest(metric, marked):
     one, other = results
     assert (one["num_tokens"] != other["num_tokens"]) == marked
     assert (one["texts_digest"] != other["texts_digest"]) == marked
+
+
+def test_the_template_is_in_the_signature(score):
+    """Parts of one corpus under two templates were merged to the number of no run."""
+    one, other = (
+        score(before + PLAIN, chat_of("w5", "w6 w7"), return_totals=True)
+        for before in ("", "w9 {{ '' }}")
+    )
+    names = [re.search(r"\|template:(\w{12})\|", result["signature"])[1] for result in (one, other)]
+    assert names[0] != names[1]
+    with pytest.raises(ValueError, match=f"differ in template \\({names[0]} and {names[1]}\\)"):
+        one["totals"] + other["totals"]
+
+
+def test_a_reference_that_reads_the_same_text_names_its_template(score):
+    tokenizer = make_tokenizer(chat_template="w9 " + PLAIN)
+    result = score(
+        PLAIN,
+        chat_of("w5", "w6 w7"),
+        reference={"model": make_model("gpt2", seed=1), "tokenizer": tokenizer},
+    )
+    of_text, of_reference = (
+        re.search(r"\|template:\w+", line)[0]
+        for line in (result["signature"], result["comparison"]["reference_signature"])
+    )
+    assert of_text == of_reference

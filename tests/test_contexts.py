@@ -197,7 +197,7 @@ def totals_of(texts, lengths=(8, 16), edges=(0, 4, 60), **identity):
         ContextTotals.of(list(lengths), nlls, contexts, 4, len(texts)),
         PositionTotals.of(edges, texts, contexts, lengths[-1]),
     ]
-    return LongContextTotals(parts, identity)
+    return LongContextTotals(parts, identity, totals=0)
 
 
 @pytest.mark.parametrize("sizes", [(60,) * 3, (300, 20, 7, 55, 90), (12, 30) * 8], ids=str)
@@ -222,6 +222,14 @@ def test_a_text_that_is_too_short_has_totals_and_no_result():
     with pytest.raises(ValueError, match="got 16 for texts of at most 5 tokens"):
         short.result()
     assert (short + long).result() == totals_of(texts).result()
+
+
+def test_what_is_up_to_a_place_begins_at_the_beginning():
+    """It began at the first edge: another number under the same signature."""
+    texts = [np.arange(9.0), np.arange(12.0)]
+    all_bins, fewer = (summarize_positions(edges, texts, 4) for edges in ([0, 5, 12], [5, 12]))
+    assert fewer == all_bins[1:]
+    assert fewer[0]["cumulative_nll"] == pytest.approx(np.concatenate(texts).mean())
 
 
 def test_totals_of_other_settings_are_not_added():

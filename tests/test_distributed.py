@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from datetime import date
 
 import evaluate
 import pytest
@@ -141,6 +142,7 @@ MEASURED = {
     "contexts": lambda: {"contexts": [random_text(9, seed=n) + " " for n in range(3)]},
     "words": lambda: {"words": True},
     "lengths of context": lambda: {"context_lengths": [4, 8, 16], "stride": 2},
+    "chats": lambda: {"tokenizer": None} | chats_written(),
     "a carried state": lambda: {"carry": True, "model": make_model("mamba" if NEWEST else "llama")},
 }  # fmt: skip
 
@@ -153,7 +155,7 @@ def test_whatever_is_measured_it_is_the_result_of_one_process(root, tmp_path, me
     for number, (name, make) in enumerate(MEASURED.items()):
         arguments = {"model": make_model("gpt2"), "tokenizer": make_tokenizer()} | ARGUMENTS
         arguments = {key: value for key, value in (arguments | make()).items() if value is not None}
-        expected = metric.compute(**texts, **arguments)
+        expected = metric.compute(**(texts | arguments))
         for results in outcomes.values():
             assert_alike(results[number], expected, name)
 
@@ -215,16 +217,33 @@ def test_a_process_that_dies_ends_the_others(root, tmp_path):
 # ---- processes that were not given the same
 
 
+def chats_written(by_template="", by_code=""):
+    """Chats with something before them, such as the time; the `date` of a message is no JSON."""
+    template = by_template + "{% for m in messages %}{{ m.content + ' w3 ' }}{% endfor %}"
+    tokenizer = make_tokenizer(chat_template=template)
+    write = tokenizer.apply_chat_template
+    tokenizer.apply_chat_template = lambda *args, **kwargs: [
+        by_code + text for text in write(*args, **kwargs)
+    ]
+    chat = [
+        {"role": "user", "content": "w5", "date": date(2026, 1, 1)},
+        {"role": "assistant", "content": "w7 w8"},
+    ]
+    return {"predictions": [chat], "tokenizer": tokenizer}
+
+
 OTHERS = {
     "texts": (lambda rank, cache: {"predictions": TEXTS[rank:]}, "The texts must be the same in all"),
     "order": (lambda rank, cache: {"predictions": TEXTS[:: 1 - 2 * rank]}, "The texts must be the"),
-    "stride": (lambda rank, cache: {"stride": 4 + rank}, "The model and settings must be the"),
-    "model": (lambda rank, cache: {"model": make_model("gpt2", seed=rank)}, "The model and settings must"),
+    "stride": (lambda rank, cache: {"stride": 4 + rank}, "The model, settings and tokens must be"),
+    "model": (lambda rank, cache: {"model": make_model("gpt2", seed=rank)}, "The model, settings and tokens must"),
     "contexts": (lambda rank, cache: {"contexts": f"w{rank} w2 "}, "The contexts, scored spans"),
     "spans": (lambda rank, cache: {"score_spans": [[(0, 2 + rank)]] * len(TEXTS)}, "The contexts, scored spans"),
     "words": (lambda rank, cache: {"words": [[(0, 2 + rank)]] * len(TEXTS)}, "The contexts, scored spans"),
-    "reference": (lambda rank, cache: {"reference": make_model("gpt2", seed=1 + rank)}, "The model and settings must"),
-    "separator": (lambda rank, cache: {"separator": " " * (1 + rank)}, "The model and settings must"),
+    "reference": (lambda rank, cache: {"reference": make_model("gpt2", seed=1 + rank)}, "The model, settings and tokens must"),
+    "chat template": (lambda rank, cache: chats_written(f"w{rank} "), "The model, settings and tokens must"),
+    "what a template writes": (lambda rank, cache: chats_written(by_code=f"w{10 + rank} "), "The model, settings and tokens must"),
+    "separator": (lambda rank, cache: {"separator": " " * (1 + rank)}, "The model, settings and tokens must"),
 }  # fmt: skip
 
 

@@ -225,3 +225,17 @@ def test_what_stands_between_contexts_and_texts_is_the_same_in_all_parts(call, t
     outcome = call("--merge", *names)
     assert outcome.code == 2
     assert "the settings differ" in outcome.err
+
+
+def test_contexts_that_are_null_in_one_part_are_those_of_the_corpus(call, tmp_path):
+    """That part had another signature, and was refused."""
+    path = tmp_path / "rows.jsonl"
+    rows = [{"context": None if n % 2 else "w7 ", "text": random_text(20, n)} for n in range(6)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    argv = [str(path), "--context-column=context"]
+    names = [str(tmp_path / f"part{number}.json") for number in (1, 2)]
+    for number, name in enumerate(names, 1):
+        assert call(*argv, f"--part={number}/2", "-o", name).code == 0
+    whole = call(*argv, "--json").json["corpus"]
+    assert call("--merge", *names, "--json").json["corpus"]["texts_digest"] == whole["texts_digest"]
+    assert call(*argv, "--shard-characters=100", "--json").json["corpus"] == whole

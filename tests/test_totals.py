@@ -37,6 +37,27 @@ def measure(metric, tokenizer):
 # ---- adding
 
 
+def test_long_contexts_add_up_only_where_the_totals_do(measure):
+    """Joined texts were added, and those of a model whose code had changed."""
+
+    def halves(**arguments):
+        parts = (TEXTS[:3], TEXTS[3:])
+        return [
+            measure(part, positions=[0, 5, 90], **arguments)["long_context_totals"]
+            for part in parts
+        ]
+
+    added = sum(halves()).result()["by_position"]
+    assert added[0]["nll"] == pytest.approx(
+        measure(TEXTS, positions=[0, 5, 90])["by_position"][0]["nll"]
+    )
+    with pytest.raises(ValueError, match="all texts of a call are joined"):
+        sum(halves(separator=" "))
+    (one, _), (_, other) = halves(), halves(stride=2)
+    with pytest.raises(ValueError, match=r"differ in stride \("):
+        one + other
+
+
 def test_sum_adds_totals_up(measure):
     shards = [measure(TEXTS[place : place + 2])["totals"] for place in (0, 2, 4)]
     whole = measure(TEXTS)

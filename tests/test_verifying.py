@@ -100,7 +100,7 @@ def test_each_field_counts(call, text, tmp_path):
     path = tmp_path / "result.json"
     call(text, "--json", "--words", f"--output={path}")
     written = json.loads(path.read_text())
-    assert verifying.compare(written, written, 1e-4).is_verified
+    assert verifying.compare(written, written).is_verified
     uncounted = ("name", *verifying.COSTS)
     # Options are what is run again, not what comes out.
     places = [p for p in leaves(written) if p[-1] not in uncounted and p[0] != "options"]
@@ -111,7 +111,7 @@ def test_each_field_counts(call, text, tmp_path):
         for step in folder:
             holder = holder[step]
         holder[key] = altered(holder[key])
-        outcome = verifying.compare(edited, written, 1e-4)
+        outcome = verifying.compare(edited, written)
         place = ".".join(map(str, [*folder, key]))
         assert list(outcome.differing) == [place.removeprefix("corpus.")]
 
@@ -270,6 +270,37 @@ def test_a_comparison_comes_out_again(call, text, tmp_path, capsys):
     assert outcome.code == 1 and "comparison.kl  differs" in outcome.out
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--add-start-token=false"],  # False and 0 were not stored
+        ["--reference", "--margin=0"],
+        ["--reference", "--reference-dtype=bfloat16"],
+        ["--protocol=all", "--max-length=8"],  # where one replaces the first token of each window
+    ],
+    ids=" ".join,
+)
+def test_what_was_chosen_is_chosen_again(call, text, tmp_path, argv):
+    model = save(tmp_path / "model", make_model("gpt2"), make_tokenizer(adds_bos=True))
+    argv = [f"--reference={model}" if option == "--reference" else option for option in argv]
+    path = tmp_path / "result.json"
+    assert call(text, "--json", f"--output={path}", *argv, model=model).code in (0, 1)
+    assert call("--verify", path, text, model=model).out.endswith("\nverified\n")
+
+
+def test_a_reference_in_half_precision_may_round_as_that(call, text, tmp_path):
+    other = save(tmp_path / "other", make_model("gpt2", seed=5), make_tokenizer())
+    path = tmp_path / "result.json"
+    call(text, f"--reference={other}", "--reference-dtype=bfloat16", "--json", f"--output={path}")
+    written = json.loads(path.read_text())
+    written["models"][0]["comparison"]["kl"] *= 1.005
+    path.write_text(json.dumps(written))
+    assert call("--verify", path, text).out.endswith("\nverified\n")
+    written["models"][0]["comparison"]["worst_tokens"][0]["text"] = "another"
+    path.write_text(json.dumps(written))
+    assert "worst_tokens.0.text  differs" in call("--verify", path, text).out
+
+
 def test_other_versions_are_named_where_the_numbers_agree(call, stored, text):
     result = json.loads(stored.read_text())["corpus"]
     signature = re.sub(r"torch:.*", "torch:2.4.0", result["signature"])
@@ -292,7 +323,7 @@ def test_secrets_are_not_stored(call, text):
     [
         ({"stride": [5]}, "a whole number of at least 1 as stride, got [5]"),
         ({"max_length": True}, "a whole number of at least 1 as max_length, got True"),
-        ({"add_start_token": 1}, "true, false, once or every as add_start_token, got 1"),
+        ({"add_start_token": 1}, "true, false, once, every or replace as add_start_token, got 1"),
         ({"protocol": "nope"}, "as protocol, got 'nope'"),
         ({"total_nll": 10**400}, "a number as total_nll, got 1000"),
     ],

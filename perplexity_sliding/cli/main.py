@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 
-from ..digests import probe_tolerance
 from . import advice, formats, output, verifying
 from .checks import check_model, check_path, check_spares_models, check_writable
 from .measuring import Report, load_metric, measure, merge
@@ -132,9 +131,8 @@ def draw(plots, report: Report, args: argparse.Namespace) -> None:
 
 def verify(report: Report, args: argparse.Namespace) -> int:
     """Print whether the stored result was reproduced; return the exit code."""
-    tolerance = probe_tolerance(report.results[0]["signature"])
     repeated = json.loads("".join(output.render(report, args, metric=None)))
-    outcome = verifying.compare(formats.finite(args.stored), repeated, tolerance)
+    outcome = verifying.compare(formats.finite(args.stored), repeated)
     to_stdout([verifying.describe(outcome)])
     return 0 if outcome.is_verified else ABOVE_LIMIT
 

@@ -695,7 +695,13 @@ def stored_options(args: argparse.Namespace) -> dict:
     given["model_id"] = None if args.takes_bundled_model else args.models
     given["columns"] = ["text"] if args.takes_each_file else None
     kept = {name: values.without_secrets(value) for name, value in given.items()}
-    return {name: value for name, value in kept.items() if value not in (None, False, {})}
+    parser = make_parser()
+    return {
+        name: value
+        for name, value in kept.items()
+        # False is a choice, but for flags; 0 always is.
+        if not (value is None or value == {} or (value is parser.get_default(name) is False))
+    }
 
 
 def before_dashes(argv: list[str]) -> list[str]:

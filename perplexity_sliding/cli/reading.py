@@ -284,7 +284,8 @@ def read_rows(
             text=text if chat is None else replies(chat),
             row=number,
             share=share / table.num_rows,
-            context=row[args.context_column] if args.context_column else None,
+            # An empty cell is an empty context: in which shard it stands does not matter.
+            context=row[args.context_column] or "" if args.context_column else None,
             chat=chat,
             words=read_words(row[args.words_column], text, row_name) if args.words_column else None,
             carried=carried,

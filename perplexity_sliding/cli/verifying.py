@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..digests import probe_tolerance
 from ..protocols import PROTOCOLS
 from .values import refuse_duplicates
 
@@ -121,8 +122,8 @@ def check_values(path: str, result: dict) -> None:
             name: type(result[name]) is int and result[name] > 0
             for name in ("max_length", "stride")
         },
-        "true, false, once or every": {
-            "add_start_token": isinstance(start, bool) or start in ("once", "every")
+        "true, false, once, every or replace": {
+            "add_start_token": isinstance(start, bool) or start in ("once", "every", "replace")
         },
     }
     for what, conditions_met in conditions.items():
@@ -148,7 +149,8 @@ def take_options(stored: dict, args: argparse.Namespace, names: Sequence[str]) -
         if args.model_id is None:
             args.model_id = model_of(stored["corpus"], args.verify)
     for name in names:
-        if name in (options or {}) and getattr(args, name) in (None, False):
+        is_free = getattr(args, name) is None or getattr(args, name) is False
+        if name in (options or {}) and is_free:
             value = options[name]
             is_list = name in COMPARED and not isinstance(value, list)
             setattr(args, name, [value] if is_list else value)
@@ -242,20 +244,21 @@ def find_commit(model: str, short: str) -> str | None:
     return next((c.commit_id for c in commits if c.commit_id.startswith(short)), None)
 
 
-def compare(stored: dict, repeated: dict, tolerance: float) -> Outcome:
+def compare(stored: dict, repeated: dict) -> Outcome:
     """Compare a stored output with that of the repeated call, field by field.
 
-    Args:
-        tolerance: allowed difference of probes, mean nlls and logarithms of perplexities, in nats
-            per token.
+    Probes, mean nlls and logarithms of perplexities may differ by the tolerance of the probe, in
+    nats per token; in comparisons, by the larger one of the two models.
     """
+    of_models, of_pairs = tolerances(repeated)
     num_tokens = {place: result["num_tokens"] for place, result in results_of(repeated).items()}
     outcome = Outcome(list(results_of(stored)), names_of(stored))
     for place, before, now in pairs(stored, repeated):
         name = place.rpartition(".")[2]
         holder = next((p for p in num_tokens if place.startswith(f"{p}.")), next(iter(num_tokens)))
         full, place = place, place.removeprefix("corpus.")
-        is_of_call = name in NAMES or full.startswith("options.")
+        is_name = name in NAMES and "worst_tokens" not in full
+        is_of_call = is_name or full.startswith("options.")
         if name in COSTS or (is_of_call and before != now):
             outcome.not_compared.append(place)
         elif now is NOTHING:
@@ -263,11 +266,26 @@ def compare(stored: dict, repeated: dict, tolerance: float) -> Outcome:
         elif name in SIGNATURES and (changed := changed_versions(stored, repeated, full, name)):
             outcome.versions |= changed
             outcome.same.append(place)
-        elif is_of_call or agree(place, before, now, tolerance, num_tokens[holder]):
+        elif is_of_call or agree(
+            place,
+            before,
+            now,
+            of_pairs if "comparison" in full else of_models,
+            num_tokens[holder],
+        ):
             outcome.same.append(place)
         else:
             outcome.differing[place] = difference(name, before, now)
     return outcome
+
+
+def tolerances(repeated: dict) -> tuple[float, float]:
+    """Return the tolerance, in nats per token, of results, and of their comparisons with a reference."""
+    results = results_of(repeated).values()
+    of_models = max(probe_tolerance(result["signature"]) for result in results)
+    compared = [result["comparison"] for result in results if "comparison" in result]
+    of_references = (probe_tolerance(pair["reference_signature"]) for pair in compared)
+    return of_models, max([of_models, *of_references])
 
 
 def changed_versions(stored: dict, repeated: dict, place: str, name: str) -> dict[str, str]:

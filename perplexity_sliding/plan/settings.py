@@ -42,7 +42,7 @@ class Corpus:
         self.tokenizer = tokenizer
         self.texts = texts
         self.with_offsets = with_offsets
-        self.parts = parts
+        self.parts = None if parts is None else parts.formatted_by(tokenizer)
         self._readings: dict[tuple, tuple[list[str], list[TokenizedText]]] = {}
 
     def read(
@@ -343,6 +343,7 @@ def check_scorable(measurement: Measurement) -> None:
         number
         for number, windows in enumerate(measurement.windows)
         if len(windows) < (1 if measurement.streams[number].part else protocol.min_windows)
+        or not measurement.texts[number]  # whose only token is one that the tokenizer adds
     ]
     if not unscorable:
         return

@@ -21,7 +21,7 @@ import xxhash
 from tokenizers import processors
 from transformers import AddedToken, PreTrainedTokenizerBase
 
-from ..digests import digest_of
+from ..digests import as_json, digest_of
 from ..errors import ArgumentError, ArgumentTypeError, Wording
 from ..protocols import Start
 
@@ -178,6 +178,7 @@ class Parts:
         spans: half-open ranges of the scored characters of each text.
         chats: messages to score instead of texts; only the assistant's are scored.
         written: the chats as formatted by another model's template, and their scored spans.
+        template: digest of the template that formats chats; empty until it is known.
         boundary: treatment of a token that spans the edge of a scored part.  "joint": score the
             whole token.  "healed": score it given its characters before the part.  "separate": no
             token does, because context and text are tokenized separately.
@@ -189,6 +190,7 @@ class Parts:
     written: tuple[Sequence[str], Sequence[Sequence[Range]]] | None = None
     boundary: str = "joint"
     context_separator: str = ""
+    template: str = ""
 
     def describe(self) -> str:
         """Return the kind of parts."""
@@ -201,7 +203,14 @@ class Parts:
         kinds = {"given": self.contexts, "spans": self.spans, "messages": self.chats}
         [kind] = [name for name, values in kinds.items() if values is not None]
         separator = {} if self.contexts is None else {"separator": repr(self.context_separator)}
-        return {"context": kind, **separator, "boundary": self.boundary}
+        template = {"template": self.template} if self.template else {}
+        return {"context": kind, **separator, **template, "boundary": self.boundary}
+
+    def formatted_by(self, tokenizer: PreTrainedTokenizerBase) -> "Parts":
+        """Return the parts with the digest of the template that formats chats, unless they are written."""
+        if self.chats is None or self.written is not None:
+            return self
+        return replace(self, template=digest_of(getattr(tokenizer, "chat_template", None)))
 
     def describe_texts(self, texts: Sequence[str]) -> list[str]:
         """Describe each text and its scored part on one line.
@@ -210,7 +219,7 @@ class Parts:
             texts: texts with their separators, see `separated`.
         """
         if self.chats is not None:
-            return [json.dumps([dict(message) for message in chat]) for chat in self.chats]
+            return [as_json([dict(message) for message in chat]) for chat in self.chats]
         return [
             json.dumps([part, text]) for part, text in zip(self.contexts or self.spans or (), texts)
         ]

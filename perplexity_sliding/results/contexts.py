@@ -23,7 +23,7 @@ from ..plan.measurement import contexts_by_token, nlls_by_token
 from ..plan.settings import Corpus, plan_measurement
 from ..plan.windows import UNLIMITED_WINDOW, ContextLimit
 from .report import Report
-from .totals import nll_interval, perplexity_interval
+from .totals import Totals, nll_interval, perplexity_interval
 from .uncertainty import Blocks, Estimate, as_ratio, estimate_ratio, exp
 
 # Maximum number of halvings of "doubling", unless the stride stops it earlier.
@@ -198,13 +198,15 @@ class PositionTotals:
 
     Attributes:
         bins: those with a scored token, by first place and one past the last; 0 is a text's first
-            token.
+            token.  The tokens before the first edge have one too, see `first`.
+        first: the first edge; bins before it are not listed.
         gains: nll of the 500th token less that of the 50th, in nats, of each text that has both
             scored with all tokens before them in sight.
         block_tokens: fewest tokens in a cluster.
     """
 
     bins: dict[tuple[int, int], Bin]
+    first: int
     gains: np.ndarray
     block_tokens: int
     are_enough = True
@@ -230,7 +232,7 @@ class PositionTotals:
         values = np.concatenate([nll[tokens] for nll, tokens in zip(nlls, scored)])
         lengths = np.array([len(nll) for nll in nlls])
         bins = {}
-        for first, end in itertools.pairwise(edges):
+        for first, end in itertools.pairwise([0, *edges] if edges[0] else edges):
             inside = (places >= first) & (places < end)
             if not inside.any():
                 continue
@@ -239,21 +241,21 @@ class PositionTotals:
             blocks = Blocks.of(lengths[present], number, places[inside], columns)
             last = int(places[inside].max())
             bins[int(first), int(end)] = Bin(last, blocks.uncut(block_tokens))
-        return cls(bins, in_context_gains(nlls, contexts), block_tokens)
+        return cls(bins, edges[0], in_context_gains(nlls, contexts), block_tokens)
 
     def __add__(self, other: "PositionTotals") -> "PositionTotals":
         bins = dict(self.bins)
         for edges, of_other in other.bins.items():
             bins[edges] = bins[edges] + of_other if edges in bins else of_other
         gains = np.concatenate([self.gains, other.gains])
-        return PositionTotals(dict(sorted(bins.items())), gains, self.block_tokens)
+        return PositionTotals(dict(sorted(bins.items())), self.first, gains, self.block_tokens)
 
     def result(self) -> dict:
         """Estimate the mean nll by place in the text, and of all tokens up to there.
 
         Returns:
             `by_position`: for each bin a dict: `first` and `last` place, `nll` and its `interval`,
-            `cumulative_nll` of all tokens from the first edge to `last`, `num_tokens`, `num_texts`;
+            `cumulative_nll` of all tokens up to `last`, `num_tokens`, `num_texts`;
             and `in_context_score`.
         """
         summaries, total, count = [], 0.0, 0
@@ -262,6 +264,8 @@ class PositionTotals:
             estimate = estimate_ratio(nll, tokens)
             num_tokens = int(tokens.sum())
             total, count = total + float(nll.sum()), count + num_tokens
+            if first < self.first:
+                continue
             summaries.append(
                 {
                     "first": first,
@@ -365,11 +369,13 @@ class LongContextTotals:
 
     Attributes:
         parts: sums for each kind of keys.
-        identity: settings that all shards must share.
+        settings: what was asked for, which all shards must share.
+        totals: sums of the same texts, which add up only if these do.
     """
 
     parts: Sequence[PartTotals]
-    identity: dict[str, object]
+    settings: dict[str, object]
+    totals: Totals
 
     @property
     def are_enough(self) -> bool:
@@ -380,17 +386,18 @@ class LongContextTotals:
         """Return the totals of both corpora, one after the other.
 
         Raises:
-            ValueError: they were measured in different ways.
+            ValueError: they were measured in different ways, or their texts are joined.
         """
         if not isinstance(other, LongContextTotals):
             return NotImplemented
-        if self.identity != other.identity:
+        if self.settings != other.settings:
             raise ValueError(
                 "Totals can be added only if model, protocol and settings are the same, got "
-                f"{self.identity} and {other.identity}."
+                f"{self.settings} and {other.settings}."
             )
+        totals = self.totals + other.totals
         parts = [one + another for one, another in zip(self.parts, other.parts, strict=True)]
-        return LongContextTotals(parts, self.identity)
+        return LongContextTotals(parts, self.settings, totals)
 
     def __radd__(self, other: object) -> "LongContextTotals":
         """Begin a `sum`, which adds the first to 0."""

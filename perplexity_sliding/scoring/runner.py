@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from ..digests import probe_tolerance
+from ..digests import digest_of, probe_tolerance
 from ..engines.served import ServedModel
 from ..errors import ArgumentError, Wording, name_positions
 from ..models.interface import Batch, ScoredModel, agree, describe_measurement, describe_model
@@ -410,18 +410,18 @@ class Session:
         return work, Runner(self, scorer, work).run(models, measures)
 
 
-def describe_all(
-    models: Sequence[ScoredModel], measurements: Sequence[Measurement], measures: Sequence[Measure]
-) -> str:
+def describe_all(models: Sequence[ScoredModel], work: Work, measures: Sequence[Measure]) -> str:
     """Describe on one line everything that processes must share."""
     signatures = [
         describe_measurement(
             model, measurement.signature_fields(), measurement.longest_pass, words_given=False
         )["signature"]
         for model in models
-        for measurement in measurements
+        for measurement in work.measurements
     ]
-    return repr((signatures, [measure.key for measure in measures]))
+    # A chat template may write another text in each process, such as the time.
+    passes = digest_of([[stream.digest for stream in work.streams], work.passes])
+    return repr((signatures, [measure.key for measure in measures], passes))
 
 
 class PassScorer(Protocol):
@@ -456,9 +456,9 @@ class Runner:
             key_prefix: identifies everything but the input tokens that the scores depend on.
         """
         self.processes.agree(
-            lambda: key_prefix + describe_all(models, self.work.measurements, measures),
-            "model and settings",
-            "Pass the same models, tokenizers and arguments to every process.",
+            lambda: key_prefix + describe_all(models, self.work, measures),
+            "model, settings and tokens",
+            "Pass the same models, tokenizers, chat templates and arguments to every process.",
         )
         finished: dict[int, Columns] = {}
         if self.checkpoint is not None:
