@@ -63,8 +63,9 @@ def model_name(name: str, model_kwargs: dict) -> str:
     """Return a model's name on the Hub, or the last part of its folder's path."""
     local = os.path.isabs(name) or name.startswith(".") or os.path.isdir(name)
     shown = os.path.basename(os.path.abspath(name)) if local else name
-    parts = [model_kwargs.get(key) for key in ("subfolder", "variant", "gguf_file")]
-    return "/".join([shown, *(part for part in parts if part)])
+    signs = {"subfolder": "/", "variant": ":", "gguf_file": "/"}
+    parts = [sign + model_kwargs[key] for key, sign in signs.items() if model_kwargs.get(key)]
+    return "".join([shown, *parts])
 
 
 def model_revision(model: torch.nn.Module, commit: str | None) -> str:

@@ -82,7 +82,6 @@ from .module import (
     number_format,
     parameters_of,
     precision,
-    settle,
 )
 from .probes import (
     KeptState,
@@ -228,14 +227,14 @@ class LanguageModel:
         if tokenizer is None:
             tokenizer = load_tokenizer(model_id, tokenizer_kwargs, model_kwargs, argument)
         model = load_model(model_id, target, weights, model_kwargs, argument)
-        settle(model)
-        return cls(
-            model,
-            tokenizer,
-            model_name(model_id, model_kwargs),
-            model_revision(model, find_commit(model_id, model_kwargs)),
-            f"`{argument}`={model_id!r}",
-        )
+        with evaluating(model):
+            return cls(
+                model,
+                tokenizer,
+                model_name(model_id, model_kwargs),
+                model_revision(model, find_commit(model_id, model_kwargs)),
+                f"`{argument}`={model_id!r}",
+            )
 
     @classmethod
     def adopt(
@@ -269,8 +268,7 @@ class LanguageModel:
         config = getattr(model, "config", None)
         check_decoder(config, f"`{argument}`")
         name = model_name(getattr(config, "_name_or_path", "") or type(model).__name__, {})
-        with lock_of(model):
-            settle(model)
+        with lock_of(model), evaluating(model):
             return cls(model, tokenizer, name, model_revision(model, None), f"`{argument}`")
 
     @cached_property

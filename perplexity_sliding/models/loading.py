@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -248,13 +248,12 @@ def check_place(model_id: str, argument: str) -> None:
 
 
 def files_state(model_id: str, model_kwargs: dict, tokenizer_kwargs: dict) -> tuple:
-    """Return paths, sizes, times and inodes of a local model's files, to detect changes.
+    """Return paths and states of a local model's files, to detect changes.
 
-    They include the files of given subfolders, and of an adapter's base model.
+    They include the files of its folders, and of an adapter's base model.
     """
     if os.path.isfile(model_id):  # GGUF
-        state = os.stat(model_id)
-        return (state.st_size, state.st_mtime_ns, state.st_ino)
+        return _file_state(os.stat(model_id))
     if not os.path.isdir(model_id):
         return ()
     named = (kwargs.get("subfolder") or "" for kwargs in ({}, model_kwargs, tokenizer_kwargs))
@@ -262,13 +261,27 @@ def files_state(model_id: str, model_kwargs: dict, tokenizer_kwargs: dict) -> tu
     base = base_of_adapter(model_id, model_kwargs)
     if base is not None and os.path.isdir(base):
         folders.append(base)
+    folders += [inner for folder in folders for inner in _folders_of_shards(folder)]
     return tuple(
-        (entry.path, entry.stat().st_size, entry.stat().st_mtime_ns, entry.inode())
+        (entry.path, *_file_state(entry.stat()))
         for folder in dict.fromkeys(folders)
         if os.path.isdir(folder)
         for entry in sorted(os.scandir(folder), key=lambda entry: entry.name)
         if entry.is_file()
     )
+
+
+def _folders_of_shards(folder: str) -> Iterator[str]:
+    """Yield the subfolders of a model's folder that the indices of its weights name."""
+    for index in Path(folder).glob("*.index.json"):
+        with suppress(OSError, ValueError, AttributeError):  # loading raises a better error
+            shards = json.loads(index.read_text("utf-8"))["weight_map"].values()
+            yield from {os.path.join(folder, os.path.dirname(shard)) for shard in shards}
+
+
+def _file_state(state: os.stat_result) -> tuple[int, ...]:
+    """Return what changes with a file; its time of change is kept by no copy that keeps the other."""
+    return state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino
 
 
 def snapshot(value: object) -> object:

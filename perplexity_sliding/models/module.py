@@ -146,30 +146,44 @@ def num_embeddings(model: torch.nn.Module) -> int | None:
 
 @contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Set a model to evaluation mode and named outputs within the context, module by module."""
-    training = [module for module in modules_of(model) if module.training]
+    """Set a model to evaluation mode and named outputs within the context, module by module.
+
+    Weights that differ between the modes, such as merged ones of loralib, change with them.
+    """
+    training = {module: module.training for module in modules_of(model)}
     config: Any = getattr(model, "config", None)
     returns_tuples = getattr(config, "return_dict", True) is False
-    if training:
+    if any(training.values()):
         model.eval()
     if returns_tuples:
         config.return_dict = True
+    _rescale(training)
     try:
         yield
     finally:
-        for module in training:
-            module.training = True
+        for module in [m for m in training if training[m] and _has_own_modes(m)]:
+            module.train()
+        for module, was_training in training.items():
+            module.training = was_training
+        _rescale(training)
         if returns_tuples:
             config.return_dict = False
 
 
-def settle(model: torch.nn.Module) -> None:
-    """Let a model change its own weights, as RWKV divides them at its first pass of an evaluation."""
-    rescaled: list[Any] = [m for m in modules_of(model) if hasattr(type(m), "_rescale_layers")]
-    if rescaled:
-        with evaluating(model), torch.no_grad():
-            for module in rescaled:
-                module._rescale_layers()
+def _has_own_modes(module: torch.nn.Module) -> bool:
+    """Return whether a module does more than set a flag when its mode changes."""
+    return type(module).train is not torch.nn.Module.train
+
+
+@torch.no_grad()
+def _rescale(modules: Iterable[torch.nn.Module]) -> None:
+    """Divide the weights of RWKV as in evaluation, or multiply them again as in training.
+
+    It does so itself at its first pass in another mode.
+    """
+    rescaled: list[Any] = [m for m in modules if hasattr(type(m), "_rescale_layers")]
+    for module in rescaled:
+        module._rescale_layers()
 
 
 def text_config(model: torch.nn.Module) -> PretrainedConfig | None:

@@ -145,7 +145,11 @@ def _tensors(modules: Modules) -> Iterator[tuple[str, torch.Tensor]]:
         names += [name for name in _names_of(module._buffers) if _stays(module, name)]
         with _brought_in(module):
             for name in names:
-                yield f"{prefix}.{name}", getattr(module, name)
+                tensor = getattr(module, name)
+                yield f"{prefix}.{name}", tensor
+                scales = getattr(getattr(module, "state", None), "SCB", None)
+                if isinstance(scales, torch.Tensor) and getattr(tensor, "SCB", scales) is None:
+                    yield f"{prefix}.{name}", scales  # where bitsandbytes' first pass moves them
             if _is_quantised(module):
                 yield from _quantised_tensors(prefix, module)
 
@@ -199,9 +203,14 @@ def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     if type(tensor) in (torch.Tensor, torch.nn.Parameter) and not vars(tensor):
         yield tensor
         return
+    if hasattr(tensor, "full_tensor"):  # sharded by FSDP2: collected, in each process
+        yield from plain_tensors(tensor.full_tensor())
+        return
     if hasattr(tensor, "__tensor_flatten__"):
-        for name in tensor.__tensor_flatten__()[0]:
-            yield from plain_tensors(getattr(tensor, name))
+        parts = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
+        for part in parts:
+            if isinstance(part, torch.Tensor):
+                yield from plain_tensors(part)
         return
     yield tensor
     for attribute in ("quant_state", "SCB"):  # bitsandbytes
@@ -215,7 +224,10 @@ def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 def tensor_bytes(tensor: torch.Tensor) -> np.ndarray:
     """Return an array with the bytes of a tensor's numbers, in order."""
-    numbers = tensor.detach().cpu().contiguous()
+    numbers = tensor.detach().cpu()
+    if numbers.layout != torch.strided:  # sparse
+        numbers = numbers.to_dense()
+    numbers = numbers.resolve_conj().resolve_neg().contiguous()
     if numbers.dtype not in NUMPY_TYPES:
         numbers = numbers.flatten().view(torch.uint8)
     return numbers.numpy()

@@ -43,7 +43,7 @@ NO_TOKEN = -1
 # that are digested elsewhere; one that was saved and loaded has more of them.
 TOKENIZER_PROVENANCE = (
     "name_or_path", "file", "padding", "pad_token", "truncation", "max_length", "verbose", "template",
-    "chat", "backend", "local", "special_tokens",
+    "chat", "backend", "local", "special_tokens", "cache",
 )  # fmt: skip
 # The probe text, which is followed by PROBE_TOKENS tokens of the vocabulary.
 PROBE_TEXT = (
@@ -709,14 +709,23 @@ def _rules(tokenizer: Any) -> list:
 
 
 def _plain_settings(owner: object) -> dict:
-    """Return the attributes of a tokenizer, or a part of it, that are numbers, strings or sets."""
+    """Return the attributes of a tokenizer, or a part of it, that consist of numbers and strings."""
     return {
         name: sorted(map(repr, value)) if isinstance(value, set) else value
         for name, value in getattr(owner, "__dict__", {}).items()
         if not name.startswith("_")
         and not any(word in name for word in TOKENIZER_PROVENANCE)
-        and (value is None or isinstance(value, bool | int | float | str | set))
+        and _is_plain(value)
     }
+
+
+def _is_plain(value: object) -> bool:
+    """Return whether a value is a number or a string, or consists of such."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) for key in value) and all(map(_is_plain, value.values()))
+    if isinstance(value, list | tuple | set):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def _has_own_code(tokenizer: PreTrainedTokenizerBase) -> bool:
