@@ -702,3 +702,43 @@ def test_torchscript_is_refused_in_a_sentence(metric, compiled):
         ValueError, match=r"`model` must .*, got TorchScript\. Pass the model as it"
     ):
         metric.compute(predictions=["w5 w6"], model=model, tokenizer=make_tokenizer())
+
+
+class Merging(torch.nn.Linear):
+    """Merges its adapter in evaluation, as loralib's layers do."""
+
+    def __init__(self, plain):
+        super().__init__(plain.in_features, plain.out_features, bias=False)
+        self.weight = plain.weight
+        self.register_buffer("delta", torch.full_like(plain.weight, 0.25))
+        self.is_merged = False
+
+    def train(self, mode=True):
+        super().train(mode)
+        if self.is_merged == mode:
+            self.weight.data += -self.delta if mode else self.delta
+            self.is_merged = not mode
+        return self
+
+
+def test_weights_that_are_merged_in_evaluation_are_not_when_training_goes_on(metric, tokenizer):
+    """The flag alone was set again: a merged adapter has no gradient."""
+    model = make_model("llama").train()
+    layer = model.model.layers[0].mlp
+    layer.up_proj = Merging(layer.up_proj)
+    layer.down_proj.eval()
+    weight = layer.up_proj.weight.clone()
+    metric.compute(predictions=["w5 w6 w7"], model=model, tokenizer=tokenizer)
+    assert not layer.up_proj.is_merged
+    assert torch.allclose(layer.up_proj.weight, weight)
+    assert model.training and layer.up_proj.training and not layer.down_proj.training
+
+
+def test_weights_that_are_divided_in_evaluation_are_not_when_training_goes_on(metric, tokenizer):
+    """Saved then, the model was another one."""
+    model = make_model("rwkv", num_hidden_layers=4, rescale_every=1).train()
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    given = {"predictions": ["w5 w6 w7"], "tokenizer": tokenizer}
+    in_training = metric.compute(model=model, **given)
+    assert all(torch.equal(before[name], now) for name, now in model.state_dict().items())
+    assert metric.compute(model=model.eval(), **given) == in_training

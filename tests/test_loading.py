@@ -1,13 +1,16 @@
 """What is loaded, when it is loaded again, and how many tokens it takes."""
 
 import inspect
+import json
 import os
 import time
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
 import reference
+import safetensors.torch
 import torch
 import transformers
 from models import (
@@ -22,6 +25,7 @@ from models import (
 )
 
 from perplexity_sliding.models import loading
+from perplexity_sliding.models.digest import model_name
 from perplexity_sliding.models.loading import context_limit
 from perplexity_sliding.plan.windows import ContextLimit
 
@@ -355,3 +359,30 @@ def test_python_without_docstrings(metric, tmp_path, monkeypatch):
         ValueError, match=r"(?s)could not be loaded.* Run Python without -OO and PYTHON"
     ):
         metric.compute(predictions=TEXTS, model_id=str(tmp_path))
+
+
+@pytest.mark.parametrize("inner", ["", "shards"])
+def test_weights_that_are_written_in_place_are_loaded_again(metric, folder, inner):
+    """Open weights are those of the file: they changed under the digest of the former."""
+    path = Path(folder, inner, "model.safetensors")
+    weights = safetensors.torch.load_file(Path(folder, "model.safetensors"))
+    if inner:
+        path.parent.mkdir()
+        Path(folder, "model.safetensors").rename(path)
+        index = {"metadata": {}, "weight_map": dict.fromkeys(weights, f"{inner}/{path.name}")}
+        Path(folder, "model.safetensors.index.json").write_text(json.dumps(index))
+    first = metric.compute(predictions=["w5 w6 w7"], model_id=folder)
+    written = path.stat()
+    changed = safetensors.torch.save(
+        {name: 2 * weight for name, weight in weights.items()}, {"format": "pt"}
+    )
+    with path.open("r+b") as file:
+        file.write(changed)
+    os.utime(path, ns=(written.st_atime_ns, written.st_mtime_ns))
+    second = metric.compute(predictions=["w5 w6 w7"], model_id=folder)
+    assert second["signature"] != first["signature"]
+
+
+def test_a_variant_is_told_from_a_subfolder():
+    names = [model_name("user/model", {key: "x"}) for key in ("subfolder", "variant")]
+    assert names == ["user/model/x", "user/model:x"]

@@ -1,15 +1,17 @@
 """What a tokenizer is refused for: no number that it leads to could be repeated."""
 
+import json
 import random
 from types import MappingProxyType
 
 import pytest
+import transformers
 from models import SlowTokenizer, make_tokenizer, random_text, save
 from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers import models as token_models
 from transformers import PreTrainedTokenizerFast
 
-from perplexity_sliding.plan.tokenization import check_tokenizer
+from perplexity_sliding.plan.tokenization import check_tokenizer, tokenizer_digest
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -111,3 +113,21 @@ def test_a_part_in_python_is_named(metric, gpt2, name, part):
     message = f"^`tokenizer` must .* got a {name.replace('_', '-')} in Python"
     with pytest.raises(ValueError, match=message):
         metric.compute(predictions=[random_text(5)], model=gpt2, tokenizer=tokenizer)
+
+
+def test_a_table_of_a_tokenizer_in_python_is_digested(tmp_path):
+    """That of the emoji of GPT-NeoX Japanese was not: 0.15 nats under equal signatures."""
+    bytes_ = [f"<|byte{number}|>" for number in range(256)]
+    words = ["<|endoftext|>", *bytes_, *"abc", "<SP>", "<|emoji1|>", "<|emoji2|>"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")
+    digests = []
+    for number in (1, 2, 1):
+        emoji = {
+            "emoji": {"\U0001f600": f"<|emoji{number}|>"},
+            "emoji_inv": dict.fromkeys(words, "x"),
+        }
+        (tmp_path / "emoji.json").write_text(json.dumps(emoji))
+        files = (str(tmp_path / name) for name in ("vocab.txt", "emoji.json"))
+        digests.append(tokenizer_digest(transformers.GPTNeoXJapaneseTokenizer(*files)))
+    assert digests[0] != digests[1]
+    assert digests[0] == digests[2]

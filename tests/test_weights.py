@@ -1,5 +1,7 @@
 """The digest of weights that are not copied for it is that of weights that are."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from models import make_model
@@ -183,3 +185,85 @@ def test_a_table_of_a_module_of_ones_own_is_digested_whatever_its_name():
     before = weights_digest(named_modules(module))
     module.bias_cache[3] = 1.0
     assert weights_digest(named_modules(module)) != before
+
+
+def digest_with(tensor, **scales):
+    module = torch.nn.Module()
+    module.register_buffer("kept", tensor)
+    for name, value in scales.items():
+        setattr(module, name, value)
+    return weights_digest(named_modules(module))
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        torch.Tensor.to_sparse,
+        torch.Tensor.to_sparse_csr,
+        lambda numbers: torch.complex(numbers, numbers).conj(),
+        lambda numbers: torch.complex(numbers, numbers).conj().imag,
+    ],
+    ids=["sparse", "rows", "conjugate", "negative"],
+)
+def test_tensors_that_are_not_stored_as_they_are(of):
+    """They ended in an error of torch."""
+    numbers = torch.arange(6.0).view(2, 3)
+    before, after = (
+        digest_with(of(numbers)),
+        digest_with(of(numbers.index_fill(1, torch.tensor(1), 9.0))),
+    )
+    assert before != after
+    assert digest_with(of(numbers)) == before
+
+
+def test_scales_that_a_first_pass_moves_stay_in_the_digest():
+    """As those of bitsandbytes in 8 bits: a live model had another digest from its second call on."""
+    codes, scales = torch.arange(6, dtype=torch.int8), torch.tensor([2.0])
+    codes.SCB = scales
+    before = digest_with(codes)
+    codes.SCB = None
+    assert digest_with(codes, state=SimpleNamespace(SCB=scales)) == before
+    assert digest_with(codes, state=SimpleNamespace(SCB=2 * scales)) != before
+
+
+@pytest.fixture
+def one_process(tmp_path):
+    """A group of this process alone."""
+    store = f"file://{tmp_path}/store"
+    torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    yield torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()
+
+
+def test_weights_in_shards_are_digested_as_a_whole(one_process, metric, tokenizer):
+    """They ended in an error of torch."""
+    tensor = pytest.importorskip("torch.distributed.tensor")
+    model = make_model("llama")
+    given = {"predictions": ["w5 w6 w7"], "tokenizer": tokenizer}
+    whole = metric.compute(model=model, **given)["perplexity"]
+    layer = model.model.layers[0].mlp
+    before = weights_digest(named_modules(layer))
+    tensor.parallel.parallelize_module(
+        layer,
+        one_process,
+        {
+            "up_proj": tensor.parallel.ColwiseParallel(),
+            "down_proj": tensor.parallel.RowwiseParallel(),
+        },
+    )
+    assert isinstance(layer.up_proj.weight, tensor.DTensor)
+    assert weights_digest(named_modules(layer)) == before
+    assert metric.compute(model=model, **given)["perplexity"] == pytest.approx(whole)
+    with torch.no_grad():
+        layer.up_proj.weight.mul_(2)
+    assert weights_digest(named_modules(layer)) != before
+
+
+def test_a_model_that_writes_to_what_inference_protects_is_refused(one_process, metric, tokenizer):
+    fsdp = pytest.importorskip("torch.distributed.fsdp")
+    if not hasattr(fsdp, "fully_shard"):
+        pytest.skip("this torch has no FSDP2")
+    model = make_model("llama")
+    fsdp.fully_shard(model, mesh=one_process)
+    with pytest.raises(ValueError, match="inference mode protects, as FSDP2's hooks do"):
+        metric.compute(predictions=["w5 w6 w7"], model=model, tokenizer=tokenizer)

@@ -77,6 +77,10 @@ _TABLES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 PLAIN = (bool, int, float, str, torch.Tensor, type(None))
 # Placeholder for a missing attribute.
 MISSING = object()
+IN_INFERENCE_MODE = (
+    "It writes to tensors that torch's inference mode protects, as FSDP2's hooks do. Pass a model "
+    "without them, such as one loaded from a checkpoint."
+)
 
 # Returns the logits of given rows (R, V) for token ids (B, T).
 RowLogits = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -177,7 +181,8 @@ def plain_logits(model: torch.nn.Module, ids: torch.Tensor, name: str) -> torch.
         raise ValueError(
             Wording(
                 f"{name} must be a causal language model, which returns `.logits` for token ids, "
-                f"but a forward pass failed: {str(error) or type(error).__name__}."
+                f"but a forward pass failed: {str(error) or type(error).__name__}.",
+                IN_INFERENCE_MODE if "nference tensor" in str(error) else "",
             )
         ) from error
     if not isinstance(logits, torch.Tensor):
