@@ -742,3 +742,17 @@ def test_weights_that_are_divided_in_evaluation_are_not_when_training_goes_on(me
     in_training = metric.compute(model=model, **given)
     assert all(torch.equal(before[name], now) for name, now in model.state_dict().items())
     assert metric.compute(model=model.eval(), **given) == in_training
+
+
+def test_a_head_that_cannot_be_made_is_another_s_work(metric, tokenizer, monkeypatch):
+    """As for a vocabulary head of torchao, whose tensors have no `new_empty`."""
+
+    def fail(*args):
+        raise NotImplementedError("new_empty")
+
+    model = make_model("llama").to(torch.bfloat16)
+    given = {"predictions": [random_text(30)], "tokenizer": tokenizer}
+    expected = metric.compute(model=copy.deepcopy(model), **given)["perplexity"]
+    for name in ("AlignedProduct", "BodyThenHead"):
+        monkeypatch.setattr(f"perplexity_sliding.models.logits.{name}.__init__", fail)
+    assert metric.compute(model=model, **given)["perplexity"] == pytest.approx(expected, rel=0.01)

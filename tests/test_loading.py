@@ -386,3 +386,14 @@ def test_weights_that_are_written_in_place_are_loaded_again(metric, folder, inne
 def test_a_variant_is_told_from_a_subfolder():
     names = [model_name("user/model", {key: "x"}) for key in ("subfolder", "variant")]
     assert names == ["user/model/x", "user/model:x"]
+
+
+def test_positions_are_recognised_whatever_the_configuration_s_padding_became():
+    """Two more than there are: a long text failed, or not if the model was scored before."""
+    config = transformers.RobertaConfig(
+        vocab_size=80, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+        num_attention_heads=1, max_position_embeddings=34, is_decoder=True, pad_token_id=1,
+    )  # fmt: skip
+    model = transformers.RobertaForCausalLM(config).eval()
+    model.config.pad_token_id = 2
+    assert context_limit(model, make_tokenizer()).length == 32

@@ -603,7 +603,6 @@ def test_the_digest_of_chats_is_of_what_their_template_writes(metric, gpt2):
     ]
     one, again, other = results
     assert other["perplexity"] != pytest.approx(one["perplexity"], rel=1e-4)
-    assert other["signature"] == one["signature"]
     assert other["texts_digest"] != one["texts_digest"] == again["texts_digest"]
 
 

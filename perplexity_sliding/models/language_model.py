@@ -737,8 +737,7 @@ class LanguageModel:
         tolerance = OTHER_SHAPE[precision(self.model)]
         makers = head_makers(self.model)
         for number, make in enumerate(makers[:-1]):
-            head = make()
-            if gives_logits(head, ids, expected, tolerance):
+            if gives_logits(make, ids, expected, tolerance):
                 return number
         return len(makers) - 1
 

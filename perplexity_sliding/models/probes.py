@@ -200,15 +200,18 @@ def plain_logits(model: torch.nn.Module, ids: torch.Tensor, name: str) -> torch.
     return logits
 
 
-def gives_logits(head: Head, ids: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:
-    """Return whether a head has the expected logits (B, T, V) in the later rows."""
+def gives_logits(
+    make: Callable[[], Head], ids: torch.Tensor, expected: torch.Tensor, tolerance: float
+) -> bool:
+    """Return whether a head can be made that has the expected logits (B, T, V) in the later rows."""
     length = ids.shape[1]
     later = torch.arange(length // 2, length, device=ids.device)
     scored = torch.cat([later + row * length for row in range(len(ids))])
     # Targets that differ from the inputs, to detect a head that confuses them.
     targets = ids.flatten()[: len(scored)]
     try:
-        logits = torch.cat([rows.clone() for rows, _ in head(Batch(ids, scored, targets), length)])
+        blocks = make()(Batch(ids, scored, targets), length)
+        logits = torch.cat([rows.clone() for rows, _ in blocks])
     except UNSUPPORTED_ERRORS:
         return False
     wanted = expected[:, length // 2 :].flatten(0, 1)
@@ -527,9 +530,12 @@ def tables_read_by(model: torch.nn.Module, length: int) -> list[tuple[int, int]]
 
     OPT and its kin keep the first entries for themselves.
     """
-    padding = getattr(text_config(model), "pad_token_id", None)  # it has no position in RoBERTa
+    # It has no position in RoBERTa, whose modules keep what the configuration was.
+    padding = {getattr(module, "padding_idx", None) for module in modules_of(model)}
+    padding.add(getattr(text_config(model), "pad_token_id", None))
     # Descending, so that token ids are not mistaken for positions.
-    tokens = [token for token in range(length, -1, -1) if token != padding][:length]
+    tokens = [token for token in range(length + len(padding), -1, -1) if token not in padding]
+    tokens = tokens[-length:]
     ids = torch.tensor([tokens], device=input_device(model))
     recorder = _EmbeddingRecorder()
     try:

@@ -207,10 +207,8 @@ def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         yield from plain_tensors(tensor.full_tensor())
         return
     if hasattr(tensor, "__tensor_flatten__"):
-        parts = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
-        for part in parts:
-            if isinstance(part, torch.Tensor):
-                yield from plain_tensors(part)
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from plain_tensors(getattr(tensor, name))
         return
     yield tensor
     for attribute in ("quant_state", "SCB"):  # bitsandbytes

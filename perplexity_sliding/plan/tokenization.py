@@ -43,7 +43,8 @@ NO_TOKEN = -1
 # that are digested elsewhere; one that was saved and loaded has more of them.
 TOKENIZER_PROVENANCE = (
     "name_or_path", "file", "padding", "pad_token", "truncation", "max_length", "verbose", "template",
-    "chat", "backend", "local", "special_tokens", "cache",
+    "chat", "backend", "local", "special_tokens", "cache", "init_",
+    "deprecation_warnings",
 )  # fmt: skip
 # The probe text, which is followed by PROBE_TOKENS tokens of the vocabulary.
 PROBE_TEXT = (
