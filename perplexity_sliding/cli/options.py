@@ -696,11 +696,12 @@ def stored_options(args: argparse.Namespace) -> dict:
     given["columns"] = ["text"] if args.takes_each_file else None
     kept = {name: values.without_secrets(value) for name, value in given.items()}
     parser = make_parser()
+    # False is a choice, but for flags; 0 always is.
+    flags = {name for name in kept if parser.get_default(name) is False}
     return {
         name: value
         for name, value in kept.items()
-        # False is a choice, but for flags; 0 always is.
-        if not (value is None or value == {} or (value is parser.get_default(name) is False))
+        if value is not None and value != {} and (value is not False or name not in flags)
     }
 
 

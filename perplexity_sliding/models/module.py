@@ -157,8 +157,8 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
         model.eval()
     if returns_tuples:
         config.return_dict = True
-    _rescale(training)
     try:
+        _rescale(training)
         yield
     finally:
         for module in [m for m in training if training[m] and _has_own_modes(m)]:
