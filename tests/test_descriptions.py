@@ -4,8 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from models import make_model
 
-from perplexity_sliding.models.digest import differs_from_class
+from perplexity_sliding.models.digest import differs_from_class, model_revision
 from perplexity_sliding.models.module import precision
 from perplexity_sliding.models.probes import state_kept
 from perplexity_sliding.models.weights import plain_tensors
@@ -83,3 +84,19 @@ def test_a_setting_that_changes_while_a_model_is_looked_at_is_given_back(value, 
     with state_kept(model):
         model.setting = other
     assert model.setting is value
+
+
+class ReadsPadding(torch.nn.Module):
+    """Looks for a padding token in the text, as Gemma 4 does in the place of images."""
+
+    def forward(self, ids):
+        return ids == self.config.pad_token_id
+
+
+@pytest.mark.parametrize("module, has_effect", [(ReadsPadding, True), (torch.nn.Identity, False)])
+def test_a_padding_token_counts_where_code_reads_it(module, has_effect):
+    model = make_model("gpt2")
+    model.reader = module()
+    before = model_revision(model, None)
+    model.config.pad_token_id = 5
+    assert (model_revision(model, None) != before) == has_effect

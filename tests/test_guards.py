@@ -756,3 +756,11 @@ def test_a_head_that_cannot_be_made_is_another_s_work(metric, tokenizer, monkeyp
     for name in ("AlignedProduct", "BodyThenHead"):
         monkeypatch.setattr(f"perplexity_sliding.models.logits.{name}.__init__", fail)
     assert metric.compute(model=model, **given)["perplexity"] == pytest.approx(expected, rel=0.01)
+
+
+def test_a_table_that_a_pass_shortens_is_refused(metric, tokenizer):
+    """Scores depended on the batch, and the caller's weights changed."""
+    model = make_model("gpt2")
+    model.transformer.wte.max_norm = 1.0
+    with pytest.raises(ValueError, match=r"an embedding has a `max_norm`.* set `max_norm` to None"):
+        metric.compute(predictions=["w5 w6 w7"], model=model, tokenizer=tokenizer)

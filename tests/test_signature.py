@@ -222,6 +222,16 @@ def test_the_sentencepiece_model_of_a_slow_tokenizer():
     assert one == again != other
 
 
+def test_the_sentencepiece_model_of_a_part_of_a_slow_tokenizer(tmp_path):
+    """That of BERT's for Japanese, which is in its tokenizer of subwords, was not digested."""
+    digests = []
+    for scores in (b"one", b"one", b"other"):
+        tokenizer = wordpieces(tmp_path)
+        tokenizer.wordpiece_tokenizer.sp_model = Pieces(scores).sp_model
+        digests.append(tokenizer_digest(tokenizer))
+    assert digests[0] == digests[1] != digests[2]
+
+
 def wordpieces(folder):
     """A tokenizer in plain Python that leaves its work to objects of transformers in it."""
     tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[X_SEP]", "a", "##a", "##b"]

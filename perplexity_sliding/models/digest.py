@@ -46,7 +46,7 @@ WITHOUT_EFFECT = {
     "repetition_penalty", "length_penalty", "no_repeat_ngram_size", "early_stopping",
 }  # fmt: skip
 # Entries among these that have an effect where code reads them while it runs.
-TOKEN_IDS = ("bos_token_id", "eos_token_id", "sep_token_id")
+TOKEN_IDS = ("bos_token_id", "eos_token_id", "sep_token_id", "pad_token_id")
 # Parts of the names of further such entries.
 WITHOUT_EFFECT_PARTS = ("dropout", "pdrop", "layerdrop", "initializer", "summary_", "cached")
 # Types of attributes that affect a library module's output.
@@ -94,7 +94,7 @@ def _settings(config: object, read: frozenset[str]) -> dict:
 def _token_ids_read(kinds: frozenset[type]) -> frozenset[str]:
     """Return the special tokens that modules of these classes look for in a text.
 
-    Some embed what follows the last end of a text.
+    Some embed what follows the last end of a text, or padding in the place of images.
     """
     own = [f for kind in kinds for name, f in vars(kind).items() if name != "__init__"]
     codes = [inspect.unwrap(f).__code__ for f in own if isinstance(f, FunctionType)]
@@ -349,7 +349,7 @@ def active_adapters(built: Built) -> str | None:
 
 
 def check_examinable(built: Built, name: str) -> None:
-    """Refuse modules of TorchScript, whose code and state are out of sight.
+    """Refuse modules whose code and state are out of sight, or whose passes change their weights.
 
     Args:
         name: of the model in an error.
@@ -361,6 +361,14 @@ def check_examinable(built: Built, name: str) -> None:
         raise ValueError(
             f"{name} must consist of modules whose code and state can be examined, got TorchScript. Pass "
             "the model as it was before `torch.jit.script` or `torch.jit.trace`."
+        )
+    tables = (
+        m for _, m in built.modules if isinstance(m, torch.nn.Embedding | torch.nn.EmbeddingBag)
+    )
+    if any(table.max_norm is not None for table in tables):
+        raise ValueError(
+            f"{name} must keep its weights while it runs, but an embedding has a `max_norm`, so every "
+            "pass shortens the rows that it reads. Shorten all of them once, and set `max_norm` to None."
         )
 
 

@@ -693,20 +693,26 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
 def _rules(tokenizer: Any) -> list:
     """List what determines how a tokenizer in Python splits a text, besides its vocabulary."""
     ranks: dict = getattr(tokenizer, "bpe_ranks", {})
-    model: Any = getattr(tokenizer, "sp_model", None)
-    proto = model.serialized_model_proto() if hasattr(model, "serialized_model_proto") else b""
     added = getattr(tokenizer, "added_tokens_decoder", {})
+    parts = [
+        (name, part)  # such as the WordPiece of BERT-like ones
+        for name, part in sorted(vars(tokenizer).items())
+        if type(part).__module__.startswith("transformers.")
+    ]
     return [
         sorted(ranks, key=lambda pair: ranks[pair]),
-        xxhash.xxh3_128(proto).hexdigest(),
+        [_sentencepiece(owner) for owner in (tokenizer, *(part for _, part in parts))],
         sorted((number, repr(token)) for number, token in added.items()),
         getattr(tokenizer, "split_special_tokens", False),
-        *(
-            [name, _plain_settings(part)]  # such as the WordPiece of BERT-like ones
-            for name, part in sorted(vars(tokenizer).items())
-            if type(part).__module__.startswith("transformers.")
-        ),
+        *([name, _plain_settings(part)] for name, part in parts),
     ]
+
+
+def _sentencepiece(owner: object) -> list[str]:
+    """Digest the models of SentencePiece of a tokenizer, or of a part of it."""
+    held = (value for _, value in sorted(getattr(owner, "__dict__", {}).items()))
+    protos = [m.serialized_model_proto() for m in held if hasattr(m, "serialized_model_proto")]
+    return [xxhash.xxh3_128(proto).hexdigest() for proto in protos]
 
 
 def _plain_settings(owner: object) -> dict:
