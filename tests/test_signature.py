@@ -1050,3 +1050,31 @@ def test_a_tokenizer_is_digested_once_a_call(measure, monkeypatch, tmp_path, tok
     first = measure(model_id=folder, tokenizer=own)
     own.lowercase = False
     assert fields(measure(model_id=folder, tokenizer=own)) != fields(first)
+
+
+@pytest.mark.parametrize(
+    "kind, setting, values",
+    [
+        ("FourierFTConfig", "random_loc_seed", (1, 2)),
+        ("FourierFTConfig", "scaling", (100.0, 150.0)),
+        ("ShiraConfig", "random_seed", (1, 2)),
+    ],
+)
+def test_settings_of_an_adapter(measure, kind, setting, values):
+    """Weights were equal, and which entries they are for was in no digest: 0.3 nats by chance."""
+    peft = pytest.importorskip("peft")
+    make = getattr(peft, kind, None) or pytest.skip(f"this peft has no {kind}")
+    results = []
+    for value in (*values, values[0]):
+        settings = {"n_frequency": 9} if kind == "FourierFTConfig" else {"r": 2}
+        config = make(target_modules=["q_proj"], **settings, **{setting: value})
+        model = peft.get_peft_model(make_model("llama"), config).eval()
+        torch.manual_seed(0)
+        for weight in (w for w in model.parameters() if w.requires_grad):
+            weight.data = torch.randn_like(weight)
+        results.append(measure(model=model))
+        assert measure(model=model)["signature"] == results[-1]["signature"]
+    one, other = results[:2]
+    assert one["perplexity"] != pytest.approx(other["perplexity"], rel=1e-6)
+    revisions = [result["signature"].split("|")[1] for result in results]
+    assert revisions[0] == revisions[2] != revisions[1]

@@ -53,6 +53,7 @@ WITHOUT_EFFECT_PARTS = ("dropout", "pdrop", "layerdrop", "initializer", "summary
 SETTINGS = (bool, int, float, str, FunctionType, BuiltinFunctionType, partial, MethodType)
 # Types of such values in lists, tuples and dicts.
 PLAIN = (bool, int, float, str, type(None))
+PLAIN_OR_TENSOR = (*PLAIN, torch.Tensor)
 # Attribute of PEFT's layers with rows of their own for some tokens, which the probe may lack.
 TRAINED_TOKENS = "token_indices"
 # Known structures of models whose changes can be detected by comparing attributes.
@@ -448,7 +449,9 @@ def _attributes(module: torch.nn.Module) -> dict[str, object]:
     if isinstance(module, torch.nn.modules.dropout._DropoutNd):
         return {}
     # Lists of custom code are not covered; the probe measures their effect.
-    with_containers = package_of(type(module).__module__) in PINNED_PACKAGES
+    package = package_of(type(module).__module__)
+    of_adapters = package == "peft"  # which keeps its settings, and rows that it trains, in dicts
+    with_containers = package in PINNED_PACKAGES or of_adapters
     own = vars(module)
     read = _token_ids_read(frozenset([type(module)]))
     names = [
@@ -457,7 +460,10 @@ def _attributes(module: torch.nn.Module) -> dict[str, object]:
         if (_has_effect(n) or n in read or (n == "padding_idx" and _skips_padding(module)))
         and (
             isinstance(own[n], SETTINGS)
-            or ((with_containers or n == TRAINED_TOKENS) and _is_plain_container(own[n]))
+            or (
+                (with_containers or n == TRAINED_TOKENS)
+                and _is_plain_container(own[n], PLAIN_OR_TENSOR if of_adapters else PLAIN)
+            )
         )
     ]
     return {name: _shown(own[name]) for name in names if differs_from_class(module, name)}
@@ -473,14 +479,16 @@ def _skips_padding(module: torch.nn.Module) -> bool:
     return "padding_idx" in names and forward is not torch.nn.Embedding.forward
 
 
-def _is_plain_container(value: object, depth: int = DEEPEST) -> bool:
-    """Return whether JSON can represent a list, tuple or dict; a tuple becomes a list."""
+def _is_plain_container(
+    value: object, plain: tuple[type, ...] = PLAIN, depth: int = DEEPEST
+) -> bool:
+    """Return whether a list, tuple or dict with strings as its keys consists of plain values."""
     if isinstance(value, dict):
         return all(isinstance(key, str) for key in value) and _is_plain_container(
-            list(value.values()), depth
+            list(value.values()), plain, depth
         )
     return isinstance(value, list | tuple) and all(
-        isinstance(item, PLAIN) or (depth > 0 and _is_plain_container(item, depth - 1))
+        isinstance(item, plain) or (depth > 0 and _is_plain_container(item, plain, depth - 1))
         for item in value
     )
 
@@ -493,7 +501,13 @@ def differs_from_class(module: torch.nn.Module, name: str) -> bool:
 
 
 def _shown(value: object) -> object:
-    """Return a plain value, or the name of a function."""
+    """Return a plain value, the name of a function, or the digest of a tensor."""
+    if isinstance(value, dict):
+        return {key: _shown(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_shown(item) for item in value]
+    if isinstance(value, torch.Tensor):
+        return digest_tensors([("", value)])
     if callable(value):
         return getattr(value, "__qualname__", type(value).__qualname__)
     return value
