@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from models import make_model
@@ -100,3 +101,23 @@ def test_a_padding_token_counts_where_code_reads_it(module, has_effect):
     before = model_revision(model, None)
     model.config.pad_token_id = 5
     assert (model_revision(model, None) != before) == has_effect
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        (np.float32(0.5), np.float32(0.25)),
+        (
+            torch.nn.utils.parametrizations._OrthMaps.cayley,
+            torch.nn.utils.parametrizations._OrthMaps.householder,
+        ),
+    ],
+)
+def test_settings_that_are_no_plain_numbers(values):
+    """Those of numpy and members of enumerations were left out."""
+    revisions = []
+    for value in (*values, values[0]):
+        model = make_model("gpt2")
+        model.transformer.h[0].attn.extra = value
+        revisions.append(model_revision(model, None))
+    assert revisions[0] == revisions[2] != revisions[1]

@@ -7,10 +7,12 @@ import inspect
 import os
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
 from functools import cached_property, lru_cache, partial
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import transformers
 
@@ -50,7 +52,10 @@ TOKEN_IDS = ("bos_token_id", "eos_token_id", "sep_token_id", "pad_token_id")
 # Parts of the names of further such entries.
 WITHOUT_EFFECT_PARTS = ("dropout", "pdrop", "layerdrop", "initializer", "summary_", "cached")
 # Types of attributes that affect a library module's output.
-SETTINGS = (bool, int, float, str, FunctionType, BuiltinFunctionType, partial, MethodType)
+SETTINGS = (
+    *(bool, int, float, str, np.generic, Enum),
+    *(FunctionType, BuiltinFunctionType, partial, MethodType),
+)
 # Types of such values in lists, tuples and dicts.
 PLAIN = (bool, int, float, str, type(None))
 PLAIN_OR_TENSOR = (*PLAIN, torch.Tensor)
