@@ -117,6 +117,15 @@ def model_row(name: str, make: Callable[[], object], outcome, **others) -> Case:
     return Case(name, lambda folder: {"model": make()} | others, outcome)
 
 
+class OfMistral:
+    """A tokenizer that has neither a backend nor a flag for it."""
+
+    def __call__(self, texts, **kwargs):
+        raise NotImplementedError
+
+    convert_ids_to_tokens = __call__
+
+
 def tokenizer_row(name: str, make: Callable[[], object], outcome, **others) -> Case:
     return Case(name, lambda folder: {"tokenizer": make()} | others, outcome)
 
@@ -513,6 +522,7 @@ MODELS = [
 
 TOKENIZERS = [
     tokenizer_row("a tokenizer's name in the place of one", lambda: "gpt2", Refused(TypeError, "`tokenizer` must be a transformers tokenizer, got str")),
+    tokenizer_row("one of mistral-common", OfMistral, Refused(TypeError, "`tokenizer` must be a transformers tokenizer, got OfMistral")),
     tokenizer_row("a backend without its wrapper", lambda: make_tokenizer().backend_tokenizer, Refused(TypeError, "`tokenizer` must be a transformers tokenizer, got Tokenizer")),
     tokenizer_row("slow", SlowTokenizer, Tokens([TEXT_IDS])),
     tokenizer_row("without special tokens", lambda: make_tokenizer(bos=False, eos=False, pad=False), Tokens([TEXT_IDS], start="none")),

@@ -584,7 +584,8 @@ def check_tokenizer(tokenizer: Any, argument: str = "tokenizer") -> None:
         TypeError: it is not a tokenizer.
         ValueError: it samples, or has a part that cannot be identified.
     """
-    if not callable(tokenizer) or not hasattr(tokenizer, "convert_ids_to_tokens"):
+    needed = ("convert_ids_to_tokens", "is_fast")  # which mistral-common's has not
+    if not callable(tokenizer) or not all(hasattr(tokenizer, name) for name in needed):
         raise ArgumentTypeError(
             argument, "be a transformers tokenizer", got=type(tokenizer).__name__
         )
