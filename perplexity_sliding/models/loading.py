@@ -280,7 +280,7 @@ def _folders_of_shards(folder: str) -> Iterator[str]:
 
 
 def _file_state(state: os.stat_result) -> tuple[int, ...]:
-    """Return what changes with a file; its time of change is kept by no copy that keeps the other."""
+    """Return what changes when a file is written; nothing can set back its time of change."""
     return state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino
 
 

@@ -153,7 +153,8 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
     training = {module: module.training for module in modules_of(model)}
     config: Any = getattr(model, "config", None)
     returns_tuples = getattr(config, "return_dict", True) is False
-    if any(training.values()):
+    is_training = any(training.values())
+    if is_training:
         model.eval()
     if returns_tuples:
         config.return_dict = True
@@ -161,13 +162,19 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
         _rescale(training)
         yield
     finally:
-        for module in [m for m in training if training[m] and _has_own_modes(m)]:
-            module.train()
-        for module, was_training in training.items():
-            module.training = was_training
-        _rescale(training)
+        if is_training:
+            _restore_modes(training)
         if returns_tuples:
             config.return_dict = False
+
+
+def _restore_modes(training: Mapping[torch.nn.Module, bool]) -> None:
+    """Set each module to training or evaluation, and its weights as they are in that mode."""
+    for module in [m for m in training if training[m] and _has_own_modes(m)]:
+        module.train()
+    for module, was_training in training.items():
+        module.training = was_training
+    _rescale(training)
 
 
 def _has_own_modes(module: torch.nn.Module) -> bool:

@@ -144,10 +144,10 @@ def _tensors(modules: Modules) -> Iterator[tuple[str, torch.Tensor]]:
         names = _names_of(module._parameters)
         names += [name for name in _names_of(module._buffers) if _stays(module, name)]
         with _brought_in(module):
+            scales = getattr(vars(module).get("state"), "SCB", None)
             for name in names:
                 tensor = getattr(module, name)
                 yield f"{prefix}.{name}", tensor
-                scales = getattr(getattr(module, "state", None), "SCB", None)
                 if isinstance(scales, torch.Tensor) and getattr(tensor, "SCB", scales) is None:
                     yield f"{prefix}.{name}", scales  # where bitsandbytes' first pass moves them
             if _is_quantised(module):
