@@ -59,7 +59,8 @@ SETTINGS = (
 # Types of such values in lists, tuples and dicts.
 PLAIN = (bool, int, float, str, type(None))
 PLAIN_OR_TENSOR = (*PLAIN, torch.Tensor)
-# Attribute of PEFT's layers with rows of their own for some tokens, which the probe may lack.
+# Attribute of PEFT's layers, and of one's own made of them, with rows of their own for some tokens, which
+# the probe may lack.
 TRAINED_TOKENS = "token_indices"
 # Known structures of models whose changes can be detected by comparing attributes.
 _STRUCTURES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
@@ -156,6 +157,7 @@ class Structure:
         configs: (index of the module, attribute) of the configurations that modules read.
         tensors: (index, attribute) of tensors that are neither parameters nor buffers.
         adapters: indices of the modules with PEFT adapters.
+        shortens_rows: whether passes shorten the rows of an embedding that they read.
         kinds: classes of the modules.
         of_libraries: classes of torch, transformers, PEFT and accelerate among these and their bases.
         calls: code that a call of each module runs, see `_calls`.
@@ -187,6 +189,7 @@ class Structure:
             and not is_growing_rotary(module)  # which writes them while it runs
         ]
         self.adapters = [n for n, (_, module) in enumerate(modules) if _has_adapters(module)]
+        self.shortens_rows = any(_shortens_rows(module) for _, module in modules)
         self.kinds = frozenset(type(module) for _, module in modules)
         classes = {c for kind in self.kinds for c in kind.__mro__}
         self.of_libraries = frozenset(
@@ -225,6 +228,12 @@ class Structure:
         """Write the structure as JSON, with the state of each module's adapters."""
         described = [[*described, state] for described, state in zip(self.described, states)]
         return as_json([*described, *self._repeated])
+
+
+def _shortens_rows(module: torch.nn.Module) -> bool:
+    """Return whether a module is an embedding with a `max_norm`."""
+    is_table = isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag)
+    return is_table and module.max_norm is not None
 
 
 def _calls(module: torch.nn.Module) -> tuple:
@@ -368,10 +377,7 @@ def check_examinable(built: Built, name: str) -> None:
             f"{name} must consist of modules whose code and state can be examined, got TorchScript. Pass "
             "the model as it was before `torch.jit.script` or `torch.jit.trace`."
         )
-    tables = (
-        m for _, m in built.modules if isinstance(m, torch.nn.Embedding | torch.nn.EmbeddingBag)
-    )
-    if any(table.max_norm is not None for table in tables):
+    if built.structure.shortens_rows:
         raise ValueError(
             f"{name} must keep its weights while it runs, but an embedding has a `max_norm`, so every "
             "pass shortens the rows that it reads. Shorten all of them once, and set `max_norm` to None."
@@ -457,6 +463,7 @@ def _attributes(module: torch.nn.Module) -> dict[str, object]:
     package = package_of(type(module).__module__)
     of_adapters = package == "peft"  # which keeps its settings, and rows that it trains, in dicts
     with_containers = package in PINNED_PACKAGES or of_adapters
+    plain = PLAIN_OR_TENSOR if of_adapters else PLAIN
     own = vars(module)
     read = _token_ids_read(frozenset([type(module)]))
     names = [
@@ -465,10 +472,7 @@ def _attributes(module: torch.nn.Module) -> dict[str, object]:
         if (_has_effect(n) or n in read or (n == "padding_idx" and _skips_padding(module)))
         and (
             isinstance(own[n], SETTINGS)
-            or (
-                (with_containers or n == TRAINED_TOKENS)
-                and _is_plain_container(own[n], PLAIN_OR_TENSOR if of_adapters else PLAIN)
-            )
+            or ((with_containers or n == TRAINED_TOKENS) and _is_plain_container(own[n], plain))
         )
     ]
     return {name: _shown(own[name]) for name in names if differs_from_class(module, name)}
