@@ -1,5 +1,6 @@
 """What somebody's own code and values are described by: equal ones alike, any other one otherwise."""
 
+import functools
 from types import SimpleNamespace
 
 import numpy as np
@@ -103,9 +104,64 @@ def test_a_padding_token_counts_where_code_reads_it(module, has_effect):
     assert (model_revision(model, None) != before) == has_effect
 
 
+class ReadsTemperature(torch.nn.Module):
+    """Has a setting of its own, a private one, and one that no class of its kind leaves open."""
+
+    scale = 2.0
+
+    def __init__(self):
+        super().__init__()
+        self.temperature, self._shift, self._unread = 1.0, 1.0, 1.0
+        self.scale = None
+
+    @property
+    def shift(self):
+        return [self._shift for _ in range(1)]
+
+    def forward(self, logits):
+        return logits / (self.temperature * self.config.top_p) + self.shift[0]
+
+
+@pytest.mark.parametrize(
+    "owner, name, value, has_effect",
+    [
+        ("reader", "temperature", 2.0, True),
+        ("reader", "_shift", 2.0, True),
+        ("reader", "_unread", 2.0, False),
+        ("reader", "scale", 2.0, True),
+        ("reader", "hidden_dropout", 0.5, False),
+        ("reader", "token_dropout", True, True),
+        ("config", "temperature", 0.5, True),
+        ("config", "top_p", 0.5, True),
+        ("config", "top_k", 5, True),
+        ("config", "max_length", 5, False),
+        ("config", "hidden_dropout", 0.5, False),
+        ("config", "token_dropout", True, True),
+        ("config", "tables", {"dtype": 1, "max_length": 2}, True),
+    ],
+)
+def test_which_settings_are_digested(owner, name, value, has_effect):
+    """Settings of routers were left out for their names, as those of generation are."""
+    model = make_model("gpt2")
+    model.reader = ReadsTemperature()
+    revisions = []
+    for each in ({"dtype": 0, "max_length": 2} if name == "tables" else None, value):
+        if each is not None:
+            setattr(getattr(model, owner), name, each)
+        revisions.append(model_revision(model, None))
+    assert (revisions[0] != revisions[1]) == has_effect
+
+
 @pytest.mark.parametrize(
     "values",
     [
+        (torch.float32, torch.bfloat16),
+        ({1: 2}, {1: 3}),
+        ({"a": torch.nn.functional.relu}, {"a": torch.nn.functional.gelu}),
+        (
+            functools.partial(torch.nn.functional.gelu, approximate="none"),
+            functools.partial(torch.nn.functional.gelu, approximate="tanh"),
+        ),
         (np.float32(0.5), np.float32(0.25)),
         (
             torch.nn.utils.parametrizations._OrthMaps.cayley,

@@ -397,3 +397,40 @@ def test_positions_are_recognised_whatever_the_configuration_s_padding_became():
     model = transformers.RobertaForCausalLM(config).eval()
     model.config.pad_token_id = 2
     assert context_limit(model, make_tokenizer()).length == 32
+
+
+def test_files_that_arguments_name_are_read_again(metric, folder, tmp_path):
+    named = tmp_path / "tokenizer"
+    make_tokenizer().save_pretrained(named)
+    kwargs = {"tokenizer_file": str(named / "tokenizer.json")}
+    results = []
+    for lowercase in (False, True):
+        make_tokenizer(lowercase=lowercase).save_pretrained(named)
+        result = metric.compute(predictions=["W5 w6 W7"], model_id=folder, tokenizer_kwargs=kwargs)
+        results.append(result)
+    assert results[0]["signature"] != results[1]["signature"]
+    assert results[0]["total_nll"] != results[1]["total_nll"]
+
+
+def test_a_template_in_a_folder_of_its_own_is_read_again(metric, folder):
+    """Texts of the former template were scored."""
+    path = Path(folder, "additional_chat_templates", "default.jinja")
+    path.parent.mkdir()
+    chat = [{"role": "user", "content": "w5 w6"}, {"role": "assistant", "content": "w8 w9"}]
+    signatures = []
+    for words in ("w20", "w30 w31"):
+        path.write_text(
+            "{% for m in messages %}" + words + " {% generation %}{{ m['content'] }}"
+            "{% endgeneration %} {% endfor %}"
+        )
+        signatures.append(metric.compute(predictions=[chat], model_id=folder)["signature"])
+    assert signatures[0] != signatures[1]
+
+
+def test_a_configuration_is_named_by_its_folder(metric, folder, tmp_path):
+    """It ended in an AttributeError."""
+    expected = metric.compute(predictions=["w5 w6 w7"], model_id=folder)
+    transformers.AutoConfig.from_pretrained(folder).save_pretrained(tmp_path / "config")
+    kwargs = {"config": str(tmp_path / "config")}
+    result = metric.compute(predictions=["w5 w6 w7"], model_id=folder, model_kwargs=kwargs)
+    assert result["total_nll"] == expected["total_nll"]

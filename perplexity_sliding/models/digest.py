@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from functools import cached_property, lru_cache, partial
-from types import BuiltinFunctionType, FunctionType, MethodType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,25 +35,34 @@ from .module import (
 from .records import DEEPEST, ModuleRecord, as_weak
 from .weights import digest_tensors, plain_tensors, weights_digest
 
-# Configuration entries for a model's origin, training or generation, which do not affect the logits
-# of a text.
-WITHOUT_EFFECT = {
-    "architectures", "dtype", "torch_dtype", "transformers_version", "tokenizer_class", "use_cache",
-    "pad_token_id", "bos_token_id", "eos_token_id", "sep_token_id", "decoder_start_token_id",
-    "return_dict", "output_hidden_states", "output_attentions", "output_router_logits",
-    "router_aux_loss_coef", "torchscript", "gradient_checkpointing", "problem_type",
-    "task_specific_params", "finetuning_task", "id2label", "label2id", "num_labels", "prefix",
-    "name_or_path", "training", "padding_idx", "is_gradient_checkpointing", "warnings_issued",
+# Configuration entries for a model's origin, training or generation.  They do not affect the logits of a
+# text, unless code reads them while it runs.
+UNLESS_READ = {
+    "architectures", "transformers_version", "tokenizer_class", "task_specific_params", "torchscript",
+    "finetuning_task", "problem_type", "id2label", "label2id", "num_labels", "prefix",
+    "bos_token_id", "eos_token_id", "sep_token_id", "pad_token_id", "decoder_start_token_id",
     "do_sample", "max_length", "min_length", "temperature", "top_p", "num_beams",
     "repetition_penalty", "length_penalty", "no_repeat_ngram_size", "early_stopping",
 }  # fmt: skip
-# Entries among these that have an effect where code reads them while it runs.
+# Entries and attributes that are read, but not for the logits, or are set while a call runs, and those
+# whose effect is digested elsewhere.
+WITHOUT_EFFECT = {
+    "dtype", "torch_dtype", "name_or_path", "training", "use_cache", "return_dict",
+    "output_hidden_states", "output_attentions", "output_router_logits", "router_aux_loss_coef",
+    "gradient_checkpointing", "is_gradient_checkpointing", "warnings_issued", "padding_idx",
+    "_is_hf_initialized", "_active_adapter", "_disable_adapters", "_protos_ready",
+}  # fmt: skip
+# Special tokens, which modules keep for their weights, too.
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "sep_token_id", "pad_token_id")
-# Parts of the names of further such entries.
-WITHOUT_EFFECT_PARTS = ("dropout", "pdrop", "layerdrop", "initializer", "summary_", "cached")
+# Parts of the names of probabilities that act in training only.
+PROBABILITIES = ("dropout", "pdrop", "layerdrop")
+# Parts of the names of further entries of configurations without effect.
+OF_OTHER_HEADS = ("initializer", "summary_")
+# Part of the names of what is written while a model runs; of private ones, "cache" is.
+KEPT = "cached"
 # Types of attributes that affect a library module's output.
 SETTINGS = (
-    *(bool, int, float, str, np.generic, Enum),
+    *(bool, int, float, str, np.generic, Enum, torch.dtype),
     *(FunctionType, BuiltinFunctionType, partial, MethodType),
 )
 # Types of such values in lists, tuples and dicts.
@@ -62,6 +71,8 @@ PLAIN_OR_TENSOR = (*PLAIN, torch.Tensor)
 # Attribute of PEFT's layers, and of one's own made of them, with rows of their own for some tokens, which
 # the probe may lack.
 TRAINED_TOKENS = "token_indices"
+# Where transformers' layers are written; its classes beside them load models and generate texts.
+OF_LAYERS = ("transformers.models.", "transformers.activations")
 # Known structures of models whose changes can be detected by comparing attributes.
 _STRUCTURES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
@@ -85,7 +96,7 @@ def model_revision(model: torch.nn.Module, commit: str | None) -> str:
     if commit is None or built.structure.adapters:
         commit = weights_digest(built.modules)
     whole = getattr(model, "config", None)
-    read = _token_ids_read(built.structure.kinds)
+    read = _names_read(built.structure.kinds)
     settings = _settings(whole, read)
     own = _own_settings(built.configs(), whole, settings, read) + _loose_numbers(built)
     line = ", ".join([as_json(settings), built.line(), *map(as_json, own)])
@@ -93,19 +104,33 @@ def model_revision(model: torch.nn.Module, commit: str | None) -> str:
 
 
 def _settings(config: object, read: frozenset[str]) -> dict:
-    """Return the entries of a configuration that affect the logits; see `_token_ids_read`."""
+    """Return the entries of a configuration that affect the logits; see `_names_read`."""
     return _with_effect(config.to_dict(), read) if hasattr(config, "to_dict") else {}
 
 
 @lru_cache(maxsize=256)
-def _token_ids_read(kinds: frozenset[type]) -> frozenset[str]:
-    """Return the special tokens that modules of these classes look for in a text.
+def _names_read(kinds: frozenset[type]) -> frozenset[str]:
+    """Return the names that modules of these classes read while they run.
 
     Some embed what follows the last end of a text, or padding in the place of images.
     """
-    own = [f for kind in kinds for name, f in vars(kind).items() if name != "__init__"]
-    codes = [inspect.unwrap(f).__code__ for f in own if isinstance(f, FunctionType)]
-    return frozenset(name for name in TOKEN_IDS if any(name in code.co_names for code in codes))
+    classes = {c for kind in kinds for c in kind.__mro__}
+    functions = [
+        function
+        for written in classes - {torch.nn.Module, object}
+        if package_of(written.__module__) != "transformers"
+        or written.__module__.startswith(OF_LAYERS)
+        for name, value in vars(written).items()
+        for function in [getattr(value, "fget", getattr(value, "__func__", value))]
+        if isinstance(function, FunctionType) and name not in ("__init__", "_init_weights")
+    ]
+    waiting: list[Any] = [inspect.unwrap(function).__code__ for function in functions]
+    names: set[str] = set()
+    while waiting:
+        code = waiting.pop()
+        names.update(code.co_names)
+        waiting += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
+    return frozenset(names)
 
 
 def _own_settings(
@@ -120,7 +145,7 @@ def _own_settings(
         configs: (module, attribute, configuration).
         whole: the model's configuration.
         settings: its entries that affect the logits.
-        read: see `_token_ids_read`.
+        read: see `_names_read`.
     """
     as_whole = settings, getattr(whole, "_attn_implementation", None)
     known = {id(whole): as_whole}  # most modules share one object
@@ -158,6 +183,7 @@ class Structure:
         tensors: (index, attribute) of tensors that are neither parameters nor buffers.
         adapters: indices of the modules with PEFT adapters.
         shortens_rows: whether passes shorten the rows of an embedding that they read.
+        is_unfinished: whether the next pass will write weights of adapters.
         kinds: classes of the modules.
         of_libraries: classes of torch, transformers, PEFT and accelerate among these and their bases.
         calls: code that a call of each module runs, see `_calls`.
@@ -184,12 +210,13 @@ class Structure:
             for n, (_, module) in enumerate(modules)
             for attribute, value in vars(module).items()
             if isinstance(value, torch.Tensor)
-            and _has_effect(attribute)
+            and _may_affect(module, attribute)
             and package_of(type(module).__module__) in PINNED_PACKAGES
             and not is_growing_rotary(module)  # which writes them while it runs
         ]
         self.adapters = [n for n, (_, module) in enumerate(modules) if _has_adapters(module)]
         self.shortens_rows = any(_shortens_rows(module) for _, module in modules)
+        self.is_unfinished = any(_is_unfinished(module) for _, module in modules)
         self.kinds = frozenset(type(module) for _, module in modules)
         classes = {c for kind in self.kinds for c in kind.__mro__}
         self.of_libraries = frozenset(
@@ -234,6 +261,18 @@ def _shortens_rows(module: torch.nn.Module) -> bool:
     """Return whether a module is an embedding with a `max_norm`."""
     is_table = isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag)
     return is_table and module.max_norm is not None
+
+
+def _is_unfinished(module: torch.nn.Module) -> bool:
+    """Return whether a module is a router of PEFT's Arrow that has not yet run with its adapters.
+
+    Its first pass finds their prototypes and subtracts the general adapters from the others.
+    """
+    own = vars(module)
+    subtracts = own.get("use_gks") and not own.get("gks_done")
+    return own.get("_protos_ready") is False or bool(
+        subtracts or own.get("gks_added_adapter_names")
+    )
 
 
 def _calls(module: torch.nn.Module) -> tuple:
@@ -385,10 +424,10 @@ def check_examinable(built: Built, name: str) -> None:
 
 
 def check_adapters(built: Built, name: str) -> None:
-    """Refuse adapters that begin to act in the middle of a text.
+    """Refuse adapters whose next pass writes weights, or that begin to act in the middle of a text.
 
-    PEFT's wrapper finds the last of their invocation tokens, so a token's score would depend on those
-    after it; the model inside the wrapper, which is scored, does not run them at all.
+    For the latter, PEFT's wrapper finds the last of their invocation tokens, so a token's score would
+    depend on those after it; the model inside the wrapper, which is scored, does not run them at all.
 
     Args:
         name: of the model in an error.
@@ -396,6 +435,12 @@ def check_adapters(built: Built, name: str) -> None:
     Raises:
         ValueError: one is active.
     """
+    if built.structure.is_unfinished:
+        raise ValueError(
+            f"{name} must have finished its adapters, but the routers of Arrow find their prototypes, "
+            "and subtract general knowledge, in the first pass with them. Run the model once on any "
+            "text."
+        )
     active = (active_adapters(built) or "").split("+")
     for adapter, settings in getattr(built.model, "peft_config", {}).items():
         if adapter in active and getattr(settings, "alora_invocation_tokens", None):
@@ -438,21 +483,35 @@ def _has_other_forward(kind: type) -> bool:
 
 
 def _with_effect(settings: dict, read: frozenset[str]) -> dict:
-    """Drop the entries of a configuration that do not affect the logits, including nested ones."""
+    """Drop the entries of a configuration, and of those within it, that do not affect the logits."""
     return {
-        key: _with_effect(value, read) if isinstance(value, dict) else value
+        key: _with_effect(value, read)
+        if isinstance(value, dict) and "model_type" in value
+        else value
         for key, value in settings.items()
-        if key in read or _has_effect(str(key))
+        if _is_of_forward(key, value, read)
     }
 
 
-@lru_cache(maxsize=4096)
-def _has_effect(name: str) -> bool:
+def _is_of_forward(key: str, value: object, read: frozenset[str]) -> bool:
+    """Return whether an entry of a configuration may affect the logits.
+
+    Args:
+        read: see `_names_read`.
+    """
     return not (
-        name.startswith("_")
-        or name in WITHOUT_EFFECT
-        or any(part in name for part in WITHOUT_EFFECT_PARTS)
+        key.startswith("_")
+        or key in WITHOUT_EFFECT
+        or (key in UNLESS_READ and key not in read)
+        or _is_of_training(key, value)
+        or any(part in key for part in (*OF_OTHER_HEADS, KEPT))
     )
+
+
+def _is_of_training(name: str, value: object) -> bool:
+    """Return whether a value is a probability that acts in training only."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and any(part in name for part in PROBABILITIES)
 
 
 def _attributes(module: torch.nn.Module) -> dict[str, object]:
@@ -463,19 +522,31 @@ def _attributes(module: torch.nn.Module) -> dict[str, object]:
     package = package_of(type(module).__module__)
     of_adapters = package == "peft"  # which keeps its settings, and rows that it trains, in dicts
     with_containers = package in PINNED_PACKAGES or of_adapters
-    plain = PLAIN_OR_TENSOR if of_adapters else PLAIN
+    plain = (*SETTINGS, *(PLAIN_OR_TENSOR if of_adapters else PLAIN))
     own = vars(module)
-    read = _token_ids_read(frozenset([type(module)]))
     names = [
         n
         for n in own_names(module)
-        if (_has_effect(n) or n in read or (n == "padding_idx" and _skips_padding(module)))
+        if _may_affect(module, n)
+        and not _is_of_training(n, own[n])
         and (
             isinstance(own[n], SETTINGS)
+            or (own[n] is None and getattr(type(module), n, None) is not None)
             or ((with_containers or n == TRAINED_TOKENS) and _is_plain_container(own[n], plain))
         )
     ]
     return {name: _shown(own[name]) for name in names if differs_from_class(module, name)}
+
+
+def _may_affect(module: torch.nn.Module, name: str) -> bool:
+    """Return whether an attribute of this name may affect a module's output."""
+    if name == "padding_idx":
+        return _skips_padding(module)
+    is_private = name.startswith("_")
+    if name in WITHOUT_EFFECT or KEPT in name or (is_private and "cache" in name):
+        return False
+    is_known_to_act = not (is_private or name in TOKEN_IDS)
+    return is_known_to_act or name in _names_read(frozenset([type(module)]))
 
 
 def _skips_padding(module: torch.nn.Module) -> bool:
@@ -491,12 +562,12 @@ def _skips_padding(module: torch.nn.Module) -> bool:
 def _is_plain_container(
     value: object, plain: tuple[type, ...] = PLAIN, depth: int = DEEPEST
 ) -> bool:
-    """Return whether a list, tuple or dict with strings as its keys consists of plain values."""
+    """Return whether a list, tuple, set or dict consists of plain values."""
     if isinstance(value, dict):
-        return all(isinstance(key, str) for key in value) and _is_plain_container(
+        return all(isinstance(key, PLAIN) for key in value) and _is_plain_container(
             list(value.values()), plain, depth
         )
-    return isinstance(value, list | tuple) and all(
+    return isinstance(value, list | tuple | set | frozenset) and all(
         isinstance(item, plain) or (depth > 0 and _is_plain_container(item, plain, depth - 1))
         for item in value
     )
@@ -512,14 +583,20 @@ def differs_from_class(module: torch.nn.Module, name: str) -> bool:
 def _shown(value: object) -> object:
     """Return a plain value, the name of a function, or the digest of a tensor."""
     if isinstance(value, dict):
-        return {key: _shown(item) for key, item in value.items()}
+        if all(isinstance(key, str) for key in value):
+            return {key: _shown(item) for key, item in value.items()}
+        return [[repr(key), _shown(value[key])] for key in sorted(value, key=repr)]
     if isinstance(value, list | tuple):
         return [_shown(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted(map(repr, value))
     if isinstance(value, torch.Tensor):
         return digest_tensors([("", value)])
-    if callable(value):
-        return getattr(value, "__qualname__", type(value).__qualname__)
-    return value
+    if isinstance(value, partial):
+        return [_shown(part) for part in (value.func, value.args, value.keywords)]
+    if isinstance(value, SETTINGS) and not callable(value):
+        return value
+    return None if value is None else getattr(value, "__qualname__", type(value).__qualname__)
 
 
 def _has_adapters(module: torch.nn.Module) -> bool:

@@ -82,6 +82,7 @@ from .module import (
     number_format,
     parameters_of,
     precision,
+    selects_keys,
 )
 from .probes import (
     KeptState,
@@ -547,7 +548,8 @@ class LanguageModel:
         number = self._find_head(expected)
         # The short passes were of one length, which does not show whether it matters.
         length = 1 if grows_frequencies(self.model) else expected.shape[1]
-        return Findings(state, False, number, expected.shape[-1], length)
+        agree = not selects_keys(self.model)
+        return Findings(state, False, number, expected.shape[-1], length, prefixes_agree=agree)
 
     def _try_long_passes(self, length: int) -> None:
         """Test passes of this length; read them in chunks from now on if they do not fit."""

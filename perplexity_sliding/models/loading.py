@@ -175,7 +175,9 @@ def load_model(
         kwargs["dtype" if is_renamed else "torch_dtype"] = dtype
     config_kwargs = {key: kwargs[key] for key in SHARED_KWARGS if key in kwargs}
     with _naming(name):
-        config = kwargs.get("config") or _load_config(model_id, config_kwargs)
+        config = kwargs.get("config") or model_id
+        if isinstance(config, str | os.PathLike):
+            config = _load_config(os.fspath(config), config_kwargs)
     check_decoder(config, name)
     check_layers(config, name)
     option = "model_kwargs" if argument == "model_id" else f"{argument}['model_kwargs']"
@@ -250,25 +252,34 @@ def check_place(model_id: str, argument: str) -> None:
 def files_state(model_id: str, model_kwargs: dict, tokenizer_kwargs: dict) -> tuple:
     """Return paths and states of a local model's files, to detect changes.
 
-    They include the files of its folders, and of an adapter's base model.
+    They include the files of its folders, of an adapter's base model, and those that arguments name.
     """
-    if os.path.isfile(model_id):  # GGUF
-        return _file_state(os.stat(model_id))
-    if not os.path.isdir(model_id):
-        return ()
-    named = (kwargs.get("subfolder") or "" for kwargs in ({}, model_kwargs, tokenizer_kwargs))
-    folders = [os.path.join(model_id, name) for name in named]
-    base = base_of_adapter(model_id, model_kwargs)
-    if base is not None and os.path.isdir(base):
-        folders.append(base)
-    folders += [inner for folder in folders for inner in _folders_of_shards(folder)]
+    given = (value for kwargs in (model_kwargs, tokenizer_kwargs) for value in kwargs.values())
+    places = [os.fspath(value) for value in given if isinstance(value, str | os.PathLike)]
+    if os.path.isdir(model_id):
+        named = (kwargs.get("subfolder") or "" for kwargs in ({}, model_kwargs, tokenizer_kwargs))
+        folders = [os.path.join(model_id, name) for name in named]
+        folders.append(base_of_adapter(model_id, model_kwargs) or "")
+        inner = [name for folder in folders for name in _inner_folders(folder)]
+        places = [*folders, *inner, *places]
+    else:
+        places.insert(0, model_id)  # GGUF, or of the Hub
     return tuple(
-        (entry.path, *_file_state(entry.stat()))
-        for folder in dict.fromkeys(folders)
-        if os.path.isdir(folder)
-        for entry in sorted(os.scandir(folder), key=lambda entry: entry.name)
-        if entry.is_file()
+        (path, *_file_state(os.stat(path)))
+        for place in dict.fromkeys(places)
+        for path in (_files_in(place) if os.path.isdir(place) else [place])
+        if os.path.isfile(path)
     )
+
+
+def _files_in(folder: str) -> list[str]:
+    return [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
+
+
+def _inner_folders(folder: str) -> Iterator[str]:
+    """Yield the subfolders of a model's folder that have templates, or weights that indices name."""
+    yield os.path.join(folder, "additional_chat_templates")
+    yield from _folders_of_shards(folder)
 
 
 def _folders_of_shards(folder: str) -> Iterator[str]:

@@ -38,6 +38,11 @@ FIXED = (
     bool, int, float, str, tuple, np.generic, torch.dtype, property, cached_property, classmethod,
     ModuleType,
 )  # fmt: skip
+# Settings of a configuration by which a model returns logits alone, by name.
+PLAIN_OUTPUTS = {
+    "return_dict": True, "output_attentions": False, "_output_attentions": False,
+    "output_hidden_states": False, "output_router_logits": False,
+}  # fmt: skip
 # Names of strings that no code uses.
 UNUSED = frozenset([
     "__doc__", "__file__", "__module__", "__name__", "__package__", "__qualname__", "__slotnames__",
@@ -146,26 +151,41 @@ def num_embeddings(model: torch.nn.Module) -> int | None:
 
 @contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Set a model to evaluation mode and named outputs within the context, module by module.
+    """Set a model to evaluation mode and named outputs of logits alone within the context.
 
-    Weights that differ between the modes, such as merged ones of loralib, change with them.
+    Modules are set one by one.  Weights that differ between the modes, such as merged ones of loralib,
+    change with them.
     """
     training = {module: module.training for module in modules_of(model)}
-    config: Any = getattr(model, "config", None)
-    returns_tuples = getattr(config, "return_dict", True) is False
+    others = _other_outputs(model)
     is_training = any(training.values())
     if is_training:
         model.eval()
-    if returns_tuples:
-        config.return_dict = True
+    for settings, name, value in others:
+        settings[name] = not value
     try:
         _rescale(training)
         yield
     finally:
         if is_training:
             _restore_modes(training)
-        if returns_tuples:
-            config.return_dict = False
+        for settings, name, value in others:
+            settings[name] = value
+
+
+def _other_outputs(model: torch.nn.Module) -> list[tuple[dict[str, Any], str, bool]]:
+    """List (settings, name, value) of what a model is set to return besides named logits.
+
+    Some layers calculate otherwise where they also return their attention.
+    """
+    configs = [getattr(model, "config", None), text_config(model)]
+    found = {id(config): vars(config) for config in configs if hasattr(config, "__dict__")}
+    return [
+        (settings, name, not plain)
+        for settings in found.values()
+        for name, plain in PLAIN_OUTPUTS.items()
+        if settings.get(name) is (not plain)
+    ]
 
 
 def _restore_modes(training: Mapping[torch.nn.Module, bool]) -> None:
@@ -317,6 +337,14 @@ def precision(model: torch.nn.Module) -> torch.dtype:
     if torch.bfloat16 in dtypes or quantisation(model, parameters):
         return torch.bfloat16
     return torch.float16 if torch.float16 in dtypes else torch.float32
+
+
+def selects_keys(model: torch.nn.Module) -> bool:
+    """Return whether layers select the keys that they attend to, as an indexer of sparse attention does.
+
+    It breaks ties otherwise in passes of other lengths.
+    """
+    return any("Indexer" in type(module).__name__ for module in modules_of(model))
 
 
 def grows_frequencies(model: torch.nn.Module) -> bool:
