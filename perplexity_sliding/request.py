@@ -271,8 +271,10 @@ def check_key_tokens(
         nats = settings.get(name, 0.0)
         if isinstance(nats, bool) or not isinstance(nats, Real):
             raise ArgumentTypeError(f"key_tokens[{name!r}]", "be a number of nats", got=repr(nats))
-    rule = KeyTokenRule(**{name: settings[name] for name in known if name in settings})
-    return rule, _evaluator(settings.get("evaluator"))
+    given = {name: settings[name] for name in known if name in settings}
+    # 9 and 9.0 are one rule, and have one signature.
+    given |= {name: float(given[name]) for name in ("gain", "largest_nll") if name in given}
+    return KeyTokenRule(**given), _evaluator(settings.get("evaluator"))
 
 
 def _evaluator(evaluator: Any) -> ModelSource | None:

@@ -205,6 +205,23 @@ def test_a_checkpoint_tells_carried_scores_from_others(metric, llama, tokenizer,
 RUNS = [(True, 16), (True, 12), (False, 16), (False, 12)]
 
 
+def test_a_checkpoint_tells_segments_of_one_memory_apart(metric, llama, tokenizer, tmp_path):
+    """Keys depend on where segments were cut: scores of another stride were taken, under one signature."""
+    sizes = [(12, 8), (5, 1), (8, 4)]
+    fresh, kept = (
+        [
+            metric.compute(
+                predictions=TEXTS, model=llama, tokenizer=tokenizer, carry=True,
+                max_length=max_length, stride=stride, checkpoint=file,
+            )["total_nll"]
+            for max_length, stride in sizes
+        ]
+        for file in (None, tmp_path / "scores.sqlite")
+    )  # fmt: skip
+    assert kept == pytest.approx(fresh, rel=1e-6)
+    assert np.diff(sorted(fresh)).min() > 1e-2
+
+
 @pytest.mark.parametrize("start", ["once", "none"])
 @pytest.mark.parametrize("num_tokens", [2, 8, 9, 40])
 @pytest.mark.parametrize("stride, memory", [(8, 8), (3, 5), (1, 0), (8, None)])

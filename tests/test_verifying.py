@@ -91,7 +91,7 @@ def test_names_and_options_that_differ_are_not_compared(call, stored, text):
     outcome = call("--verify", stored, text, "--stride=5")
     assert outcome.code == 0
     assert re.search(
-        r"^not compared +files\.0\.name, seconds, .*, options\.stride: each", outcome.out, re.M
+        r"^not compared +files\.0\.name, .*seconds, .*, options\.stride: each", outcome.out, re.M
     )
 
 
@@ -427,3 +427,57 @@ def test_what_is_no_result(call, stored, text, content):
     outcome = call("--verify", stored, text)
     assert outcome.code == 2
     assert "--verify=" in outcome.err
+
+
+def test_parts_that_share_a_context_are_verified_as_one_run(call, tmp_path):
+    """Tokens that are read once for several texts are read again in each part: that refused the result."""
+    rows = [{"context": random_text(9), "text": f" {random_text(5, seed=n)}"} for n in range(4)]
+    table, merged = tmp_path / "table.jsonl", tmp_path / "merged.json"
+    table.write_text("\n".join(map(json.dumps, rows)))
+    parts = [tmp_path / f"{number}.json" for number in (1, 2)]
+    for number, part in enumerate(parts, 1):
+        call(table, "--context-column=context", f"--part={number}/2", f"--output={part}")
+    call("--merge", *parts, "--format=json", f"--output={merged}")
+    outcome = call("--verify", merged, table)
+    assert outcome.out.endswith("\nverified\n")
+    assert re.search("^not compared .*num_forward_tokens", outcome.out, re.M)
+
+
+@pytest.mark.parametrize("name, counts", [("wikitext", False), ("moses", False), ("moses", True)])
+def test_prose_of_a_detokenizer(call, text, metric, tmp_path, folder, name, counts):
+    """A result in Python names its detokenizer; its texts are the prose, unless words were counted before."""
+    prose = text.read_text()
+    number = len(prose.split()) + 3
+    result = metric.compute(
+        predictions=[prose],
+        model_id=folder,
+        detokenizer=name,
+        **({"word_counts": [number]} if counts else {}),
+    )
+    path = tmp_path / "python.json"
+    path.write_text(json.dumps(result))
+    more = [f"--word-counts={number}"] if counts else []
+    assert call("--verify", path, text, *more, model=folder).out.endswith("\nverified\n")
+
+
+def test_an_address_is_no_missing_folder(stored, text, capsys):
+    """A result of a served model named its address, and was said not to exist here."""
+    written = json.loads(stored.read_text())
+    written["options"] |= {"model_id": ["http://127.0.0.1:9/v1"], "model_kwargs": {"retries": 0}}
+    stored.write_text(json.dumps(written))
+    assert main.main(["--verify", str(stored), str(text)]) == 2
+    error = capsys.readouterr().err
+    assert "does not exist here" not in error and "127.0.0.1:9" in error
+
+
+@pytest.mark.parametrize(
+    "name, change",
+    [("perplexity", 1.00035), ("word_perplexity", 1.00035), ("scored_share", 1.00005)],
+)
+def test_more_than_the_stated_tolerance(call, stored, text, name, change):
+    """A perplexity could differ by its logarithm as much more: by 4 % in bfloat16."""
+    value = json.loads(stored.read_text())["corpus"][name]
+    outcome = call("--verify", edited(stored, **{name: change * value}), text)
+    assert re.search(f"^{name} +differs", outcome.out, re.M)
+    smaller = value * (1 + (change - 1) / 50) if name != "scored_share" else value
+    assert call("--verify", edited(stored, **{name: smaller}), text).code == 0

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from .messages import named
 from .options import by_numbers
+from .values import is_address
 
 # The file that marks a folder as a model.
 CONFIG = "config.json"
@@ -30,7 +31,7 @@ def check_model(name: str, option: str = "--model", subfolders: Sequence[str] = 
         ValueError: a missing path, a file of weights, a folder without a model, or a GGUF file or
             an adapter without the package that loads it.
     """
-    if name.lower().startswith(("http://", "https://")):
+    if is_address(name):
         return  # checked when it is opened
     path = Path(name).expanduser()
     if path.suffix.lower() == ".gguf":

@@ -24,7 +24,7 @@ from .tables import (
     scored_share,
     signature_fields,
 )
-from .values import without_secrets
+from .values import is_address, without_secrets
 
 SENTENCE = """\
 The perplexity of {model} is {perplexity}{interval} over {tokens:,} tokens{share} in {texts}{layout}, measured in \
@@ -202,7 +202,7 @@ def model(result: dict, model_id: str) -> str:
     kinds = {
         "a folder": path.is_dir(),
         "a file": path.is_file(),
-        "a server": model_id.lower().startswith(("http://", "https://")),
+        "a server": is_address(model_id),
     }
     for kind, is_one in kinds.items():
         if is_one:

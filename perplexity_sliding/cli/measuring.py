@@ -454,6 +454,8 @@ class Scoring:
             arguments["detokenizer"] = tools_own.__name__ if tools_own else "wikitext"
         elif self.counts:
             arguments["word_counts"] = [self.counts[id(text)] for text in texts]
+        if self.args.detokenizer:
+            arguments["detokenizer"] = self.args.detokenizer
         return arguments
 
     def wordings(self, texts: list[Text], protocol) -> list[str]:

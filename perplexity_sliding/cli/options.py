@@ -346,7 +346,8 @@ def parse_arguments(argv: list[str], program: str = "score.py") -> argparse.Name
 
     The result has attributes beyond the options.  `compares` is True if several protocols, windows
     or strides were given; only then are these lists.  `format` is resolved.  `carries_columns` is
-    True if the output can have the other columns of a table.
+    True if the output can have the other columns of a table.  `detokenizer` is that of a stored result
+    of prose.
 
     Raises:
         ValueError: a bad command line.
@@ -358,7 +359,7 @@ def parse_arguments(argv: list[str], program: str = "score.py") -> argparse.Name
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{suggestion(unknown[0])}")
     check_not_empty(args)
-    args.argv = argv
+    args.argv, args.detokenizer = argv, None
     args.stored = verifying.read_result(args.verify) if args.verify else None
     if args.stored:
         verifying.take_options(args.stored, args, STORED)

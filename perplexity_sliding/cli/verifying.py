@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..digests import probe_tolerance
-from ..protocols import PROTOCOLS
-from .values import refuse_duplicates
+from ..protocols import PROTOCOLS, Protocol
+from .values import is_address, refuse_duplicates
 
 # Fields that identify a result, and are always printed.
 PARTS = ("signature", "texts_digest", "probe", "total_nll", "perplexity", "num_tokens")
@@ -21,13 +21,23 @@ SETTINGS = ("protocol", "max_length", "stride", "add_start_token")
 HOLDERS = ("corpus", "measurements", "models")
 COMPARED = ("protocol", "max_length", "stride")
 BUNDLED_NAME = "demo_model"
-# Fields that differ between runs: time, memory, and names of files.
-COSTS = ("seconds", "tokens_per_second", "peak_memory_bytes")
+# Fields that differ between runs: time, memory, tokens read, which are fewer where texts that are
+# scored in one call share a beginning, and names of files.
+COSTS = ("seconds", "tokens_per_second", "peak_memory_bytes", "num_forward_tokens")
 NAMES = ("name", "text")
 # Fields of a signature that may differ without changing the number.
 LIBRARIES = {"version": "perplexity-sliding", "transformers": "transformers", "torch": "torch"}
 # The relative tolerance applies to numbers of at least this size, or 1 for scores of tokens.
 SMALLEST = 0.01
+# Sums of nlls per word, byte or character, or their exponential.
+PER_UNIT = (
+    "bits_per_byte", "bits_per_original_byte", "bits_per_character", "byte_perplexity",
+    "word_perplexity",
+)  # fmt: skip
+# Quotients of counts.
+EXACT = ("scored_share",)
+# The tokens of the probe, whose tolerance is that of means over as many; shorter ones round by more.
+PROBE_TOKENS = 256
 MOST_SHOWN = 8
 NOTHING = object()
 # Keys of long and short signatures, with the key of the long one.
@@ -188,7 +198,20 @@ def take_settings(stored: dict, args: argparse.Namespace) -> None:
         args.separator = ast.literal_eval(join)
     args.carry = args.carry or ("carry" in fields or None)
     if "detokenizer" in fields and args.detokenize is None:
+        take_detokenizer(fields, known, args)
+
+
+def take_detokenizer(fields: dict[str, str], protocol: Protocol, args: argparse.Namespace) -> None:
+    """Take the detokenizer of a result that was stored from Python.
+
+    The file is the original where the words were counted there and the command line has that
+    detokenizer; otherwise it is the prose.
+    """
+    own = protocol.detokenize.__name__ if protocol.detokenize else "wikitext"
+    if fields["detokenizer"] == own and fields.get("words") == "given" and not args.word_counts:
         args.detokenize = "wikitext"
+    else:
+        args.detokenizer = fields["detokenizer"]
 
 
 def model_of(result: dict, path: str) -> list[str] | None:
@@ -212,7 +235,7 @@ def check_found(model: str, path: str) -> None:
         ValueError: it names the folder.
     """
     is_path = model.startswith((".", "/", "~")) or model.count("/") > 1
-    if is_path and not Path(model).expanduser().exists():
+    if is_path and not is_address(model) and not Path(model).expanduser().exists():
         raise ValueError(
             f"--verify={path} is a result of the model {model}, which does not exist here: pass its "
             "path as --model."
@@ -251,11 +274,9 @@ def compare(stored: dict, repeated: dict) -> Outcome:
     nats per token; in comparisons, by the larger one of the two models.
     """
     of_models, of_pairs = tolerances(repeated)
-    num_tokens = {place: result["num_tokens"] for place, result in results_of(repeated).items()}
     outcome = Outcome(list(results_of(stored)), names_of(stored))
     for place, before, now in pairs(stored, repeated):
         name = place.rpartition(".")[2]
-        holder = next((p for p in num_tokens if place.startswith(f"{p}.")), next(iter(num_tokens)))
         full, place = place, place.removeprefix("corpus.")
         is_name = name in NAMES and "worst_tokens" not in full
         is_of_call = is_name or full.startswith("options.")
@@ -267,11 +288,7 @@ def compare(stored: dict, repeated: dict) -> Outcome:
             outcome.versions |= changed
             outcome.same.append(place)
         elif is_of_call or agree(
-            place,
-            before,
-            now,
-            of_pairs if "comparison" in full else of_models,
-            num_tokens[holder],
+            *(full, before, now, of_pairs if "comparison" in full else of_models, repeated)
         ):
             outcome.same.append(place)
         else:
@@ -334,23 +351,53 @@ def pairs(before: object, now: object, place: str = "") -> Iterator[tuple[str, o
         yield from pairs(value, now.get(key, NOTHING), f"{place}.{key}" if place else str(key))
 
 
-def agree(place: str, before: object, now: object, tolerance: float, num_tokens: int) -> bool:
+def agree(place: str, before: object, now: object, tolerance: float, repeated: dict) -> bool:
     """Return whether two values are equal up to rounding.
 
-    The tolerance is relative to the number; for perplexities, to their logarithm.
+    The tolerance is that of a mean nll in nats, and applies to what depends on one accordingly; to other
+    numbers it is relative.
+
+    Args:
+        place: path of the value.
+        repeated: the repeated output, which contains it.
     """
     values = [as_float(before), as_float(now)]
     if isinstance(now, int) or None in values:  # counts, truth values and words
         return isinstance(before, bool) == isinstance(now, bool) and before == now
+    if place.rpartition(".")[2] in EXACT:
+        return math.isclose(*values)
     if "perplexit" in place and min(values) > 0:
         values = [math.log(value) for value in values]
-    if place == "probe" or place.endswith(".probe"):
-        scale = 1.0
-    elif place.endswith("total_nll"):
-        scale = float(num_tokens)
-    else:
-        scale = max(*map(abs, values), 1.0 if "_scores." in place else SMALLEST)
+    scale = scale_of(place, max(map(abs, values)), repeated)
     return math.isclose(*values, rel_tol=0.0, abs_tol=tolerance * scale)
+
+
+def scale_of(place: str, size: float, repeated: dict) -> float:
+    """Return how much more than a mean nll over the probe text a number may differ.
+
+    Args:
+        size: the number, or the logarithm of a perplexity.
+    """
+    owner, _, name = place.rpartition(".")
+    result = value_at(repeated, owner)
+    counts = result.get("num_tokens_per_text") if isinstance(result, dict) else None
+    num_tokens = result.get("num_tokens") if isinstance(result, dict) else None
+    if name == "probe":
+        return 1.0
+    if name.endswith("total_nll") and num_tokens:
+        return num_tokens * rounding_of(num_tokens)
+    if name == "perplexity" and num_tokens:
+        return rounding_of(num_tokens)
+    if name == "mean_perplexity" and counts:
+        return rounding_of(min(counts))
+    if name in PER_UNIT and num_tokens and result["total_nll"]:
+        return size * num_tokens / result["total_nll"] * rounding_of(num_tokens)
+    return max(size, 1.0 if "_scores." in place else SMALLEST)
+
+
+def rounding_of(num_tokens: int) -> float:
+    """Return how much more than that of the probe text a mean over fewer tokens rounds."""
+    return math.sqrt(max(1.0, PROBE_TOKENS / max(num_tokens, 1)))
 
 
 def as_float(value: object) -> float | None:

@@ -112,7 +112,9 @@ def score_carried(
     scorer = CarryingScorer(
         model, reader, measures, memory, session.batch_size, session.logits_memory
     )
-    return work, Runner(session, scorer, work).run([model], measures, scorer.key_prefix)
+    # Keys of deeper layers depend on where the segments before were cut.
+    cut = f" {memory},{plan.stride}" if reader.keeps_keys else ""
+    return work, Runner(session, scorer, work).run([model], measures, f"carry{cut}/")
 
 
 def open_carrier(model: ScoredModel) -> StateReader:
@@ -183,11 +185,6 @@ class CarryingScorer:
         if model.device.type == "cpu":
             self.rows = min(self.rows, CPU_BATCH_TOKENS)
         self.batch_size = 1 if reader.alone else min(batch_size, self.rows)
-
-    @property
-    def key_prefix(self) -> str:
-        """Prefix of a checkpoint's keys, for settings that scores depend on besides the tokens."""
-        return f"carry {self.memory}/" if self.reader.keeps_keys else "carry/"
 
     @torch.inference_mode()
     def score(
