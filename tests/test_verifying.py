@@ -481,3 +481,18 @@ def test_more_than_the_stated_tolerance(call, stored, text, name, change):
     assert re.search(f"^{name} +differs", outcome.out, re.M)
     smaller = value * (1 + (change - 1) / 50) if name != "scored_share" else value
     assert call("--verify", edited(stored, **{name: smaller}), text).code == 0
+
+
+def test_a_comparison_from_python(call, text, metric, tmp_path, folder):
+    other = save(tmp_path / "other", make_model("gpt2", seed=5), make_tokenizer())
+    result = metric.compute(predictions=[text.read_text()], model_id=folder, reference=other)
+    path = tmp_path / "python.json"
+    path.write_text(json.dumps(result))
+    outcome = call("--verify", path, text, f"--reference={other}", model=folder)
+    assert outcome.out.endswith("\nverified\n")
+    outcome = call("--verify", path, text, model=folder)
+    assert outcome.code == 2 and "is a comparison with other: pass it as --reference" in outcome.err
+    result["comparison"]["kl"] *= 1.01
+    path.write_text(json.dumps(result))
+    outcome = call("--verify", path, text, f"--reference={other}", model=folder)
+    assert "comparison.kl  differs" in outcome.out

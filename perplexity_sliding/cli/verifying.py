@@ -77,7 +77,7 @@ def read_result(path: str) -> dict:
     """Read the output of `--format json`, or a result of the metric as JSON.
 
     Returns:
-        the output; a result of the metric under `corpus`.
+        the output; a result of the metric under `corpus`, or `models` if it has a reference.
 
     Raises:
         ValueError: the file is neither.
@@ -88,7 +88,8 @@ def read_result(path: str) -> dict:
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"--verify={path} cannot be read: {error}.") from error
     if isinstance(written, dict) and not written.keys() & set(HOLDERS):
-        written = {"corpus": written}
+        # as the command line writes it
+        written = {"models": [written]} if "comparison" in written else {"corpus": written}
     results = results_of(written) if isinstance(written, dict) else {}
     needed = {"signature", "texts_digest", *NUMBERS, *SETTINGS}
     if not results or not all(needed <= result.keys() for result in results.values()):
@@ -155,9 +156,9 @@ def take_options(stored: dict, args: argparse.Namespace, names: Sequence[str]) -
     """
     options = stored.get("options")
     if options is None:
-        take_settings(stored, args)
+        result = take_settings(stored, args)
         if args.model_id is None:
-            args.model_id = model_of(stored["corpus"], args.verify)
+            args.model_id = model_of(result, args.verify)
     for name in names:
         is_free = getattr(args, name) is None or getattr(args, name) is False
         if name in (options or {}) and is_free:
@@ -171,19 +172,27 @@ def take_options(stored: dict, args: argparse.Namespace, names: Sequence[str]) -
     take_commit(stored, args)
 
 
-def take_settings(stored: dict, args: argparse.Namespace) -> None:
+def take_settings(stored: dict, args: argparse.Namespace) -> dict:
     """Take the settings of a result that was stored from Python, without options.
 
     The result also contains settings that its protocol fixes; these are not passed.
 
+    Returns:
+        the result.
+
     Raises:
-        ValueError: there are several results.
+        ValueError: there are several results, or it has a reference, whose path is not in it.
     """
-    if set(results_of(stored)) != {"corpus"}:
+    if len(results_of(stored)) != 1:
         raise ValueError(
             f"--verify={args.verify} has several results without options: verify each separately."
         )
-    result = stored["corpus"]
+    [result] = results_of(stored).values()
+    if "comparison" in result and args.reference is None:
+        reference = fields_of(result["comparison"]["reference_signature"]).get("model", "a model")
+        raise ValueError(
+            f"--verify={args.verify} is a comparison with {reference}: pass it as --reference."
+        )
     if args.protocol is None:
         args.protocol = [result["protocol"]]
     known = PROTOCOLS[result["protocol"]]
@@ -199,6 +208,7 @@ def take_settings(stored: dict, args: argparse.Namespace) -> None:
     args.carry = args.carry or ("carry" in fields or None)
     if "detokenizer" in fields and args.detokenize is None:
         take_detokenizer(fields, known, args)
+    return result
 
 
 def take_detokenizer(fields: dict[str, str], protocol: Protocol, args: argparse.Namespace) -> None:
