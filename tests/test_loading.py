@@ -16,6 +16,7 @@ import transformers
 from models import (
     BOS,
     CONTEXT,
+    NEWEST,
     VOCABULARY,
     enliven,
     make_model,
@@ -412,6 +413,7 @@ def test_files_that_arguments_name_are_read_again(metric, folder, tmp_path):
     assert results[0]["total_nll"] != results[1]["total_nll"]
 
 
+@pytest.mark.skipif(not NEWEST, reason="this transformers does not look for such templates")
 def test_a_template_in_a_folder_of_its_own_is_read_again(metric, folder):
     """Texts of the former template were scored."""
     path = Path(folder, "additional_chat_templates", "default.jinja")
