@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TESTS = {
     "digests": "test_digests.py test_verifying.py test_signature.py::test_digests_of_parts_add_up",
     "models.digest": "test_descriptions.py test_signature.py",
+    "models.settings": "test_descriptions.py test_signature.py test_unseen_changes.py",
     "models.records": "test_module_walks.py test_live_models.py",
     "models.weights": "test_weights.py test_signature.py",
     "models.module": "test_descriptions.py test_loading.py test_signature.py",

@@ -1,6 +1,7 @@
 """What somebody's own code and values are described by: equal ones alike, any other one otherwise."""
 
 import functools
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,9 +9,11 @@ import pytest
 import torch
 from models import make_model
 
-from perplexity_sliding.models.digest import differs_from_class, model_revision
-from perplexity_sliding.models.module import precision
+from perplexity_sliding.digests import as_json
+from perplexity_sliding.models.digest import model_revision
+from perplexity_sliding.models.module import precision, quantisation
 from perplexity_sliding.models.probes import state_kept
+from perplexity_sliding.models.settings import OBJECTS_DEEP, attributes_of, differs_from_class
 from perplexity_sliding.models.weights import plain_tensors
 
 
@@ -177,3 +180,149 @@ def test_settings_that_are_no_plain_numbers(values):
         model.transformer.h[0].attn.extra = value
         revisions.append(model_revision(model, None))
     assert revisions[0] == revisions[2] != revisions[1]
+
+
+# ---- settings in objects, hooks and modules beside the tree
+
+
+def spectral(model, dim):
+    layer = model.transformer.h[0].mlp.c_fc
+    torch.manual_seed(0)
+    torch.nn.utils.spectral_norm(layer, dim=dim)
+    return next(iter(layer._forward_pre_hooks.values()))
+
+
+def test_the_axis_of_a_normalised_weight():
+    """It lies in a hook: 0.43 nats a token under one signature."""
+    model, other = make_model("gpt2"), make_model("gpt2")
+    hook = spectral(model, 0)
+    revision = model_revision(model, None)
+    model(input_ids=torch.tensor([[1, 2]]))  # which calculates the weight anew
+    assert model_revision(model, None) == revision
+    hook.dim = 1
+    assert model_revision(model, None) != revision
+    spectral(other, 1)
+    assert "dim" in as_json(attributes_of(other.transformer.h[0].mlp.c_fc))
+
+
+def test_the_type_in_which_a_layer_calculates():
+    hooks = pytest.importorskip("accelerate.hooks")
+    if not hasattr(hooks, "LayerwiseCastingHook"):
+        pytest.skip("this accelerate has no such hook")
+    revisions = set()
+    for dtype in (torch.float32, torch.float16):
+        model = make_model("gpt2")
+        hook = hooks.LayerwiseCastingHook(torch.bfloat16, dtype, False)
+        hooks.add_hook_to_module(model.transformer.wte, hook)
+        revisions.add(model_revision(model, None))
+    assert len(revisions) == 2
+
+
+def test_offloading_changes_no_revision(tmp_path):
+    accelerate = pytest.importorskip("accelerate")
+    model = make_model("gpt2")
+    revision = model_revision(model, None)
+    assert model_revision(accelerate.cpu_offload(model), None) == revision
+
+
+class State:
+    """As that of bitsandbytes: settings, and what passes move there."""
+
+    __module__ = "bitsandbytes.autograd"
+
+    def __init__(self):
+        self.threshold, self.is_training, self.CB = 0.0, True, None
+
+
+def test_settings_in_an_object_of_a_library():
+    """The threshold of bitsandbytes' layers: 0.05 nats a token under one signature."""
+    model = make_model("gpt2")
+    layer = model.transformer.h[0].mlp.act
+    layer.state = State()
+    revision = model_revision(model, None)
+    layer.state.is_training, layer.state.CB = False, torch.ones(2)
+    assert model_revision(model, None) == revision
+    layer.state.threshold = 6.0
+    assert model_revision(model, None) != revision
+
+
+class Holder:
+    __module__ = "elsewhere"
+
+    def __init__(self, value):
+        self.value = value
+
+
+def test_what_is_hidden_is_left_out():
+    model = make_model("gpt2")
+    layer = model.transformer.h[0].mlp.act
+    layer.parents = [model, weakref.proxy(model)]
+    layer.own, layer.near = Holder(1), [Holder(1)]
+    layer.deep = layer_of = State()
+    for _ in range(9):
+        layer_of.inner = layer_of = State()
+    assert attributes_of(layer).keys() & {"parents", "own", "near"} == set()
+    assert as_json(attributes_of(layer)["deep"]).count("State") == OBJECTS_DEEP
+
+
+def tuned(kind, settings, base=None):
+    peft = pytest.importorskip("peft")
+    if not hasattr(peft, kind):
+        pytest.skip(f"this peft has no {kind}")
+    config = getattr(peft, kind)(task_type="CAUSAL_LM", **settings)
+    return peft.get_peft_model(base or make_model("gpt2"), config).eval()
+
+
+def test_the_settings_of_prompts():
+    """They lie in an object of PEFT's wrapper: 0.05 nats a token under one signature."""
+    model = tuned("PrefixTuningConfig", {"num_virtual_tokens": 4})
+    revision = model_revision(model, None)
+    config = model.peft_config["default"]
+    config.revision = config.base_model_name_or_path = "elsewhere"
+    assert model_revision(model, None) == revision
+    config.num_virtual_tokens = 2
+    assert model_revision(model, None) != revision
+
+
+def test_the_settings_of_a_mixture_of_adapters(tmp_path):
+    """X-LoRA's: 0.8 nats a token under one signature."""
+    settings = {"r": 2, "target_modules": ["q_proj"]}
+    adapter = tuned("LoraConfig", settings, make_model("llama"))
+    adapter.save_pretrained(tmp_path)
+    base = make_model("llama")
+    base.config.use_cache = False
+    adapters = {"0": str(tmp_path), "1": str(tmp_path)}
+    model = tuned("XLoraConfig", {"hidden_size": 32, "xlora_depth": 1, "adapters": adapters}, base)
+    revisions = [model_revision(model, None)]
+    model(input_ids=torch.tensor([[1, 2]]))
+    assert model_revision(model, None) == revisions[0]
+    model.base_model.set_global_scaling_weight(3.0)
+    revisions.append(model_revision(model, None))
+    model.base_model.set_topk_lora(1)
+    revisions.append(model_revision(model, None))
+    assert len(set(revisions)) == 3
+
+
+def test_weights_that_layers_share_outside_of_the_model():
+    """FRoD's projections: 0.12 nats a token under one signature."""
+    settings = {"target_modules": ["v_proj"]}
+    model = tuned("FrodConfig", settings, make_model("llama"))
+    scored = model.get_base_model()
+    revision = model_revision(scored, None)
+    assert model_revision(scored, None) == revision
+    [shared] = model.base_model.frod_V.values()
+    with torch.no_grad():
+        shared["default"][3] += 1
+    assert model_revision(scored, None) != revision
+
+
+class Int8Params(torch.nn.Parameter):
+    __module__ = "bitsandbytes.nn.modules"
+
+
+def test_quantised_weights_without_a_configuration_are_named():
+    model = make_model("gpt2")
+    assert quantisation(model) == []
+    layer = model.transformer.h[0].mlp.c_fc
+    layer.weight = Int8Params(layer.weight.detach())
+    assert quantisation(model) == ["Int8Params"]

@@ -19,8 +19,7 @@ from perplexity_sliding.cli import searching
 from perplexity_sliding.finding import find as find_module
 from perplexity_sliding.finding import sampling
 from perplexity_sliding.finding import search as search_module
-from perplexity_sliding.finding.figures import Figure
-from perplexity_sliding.finding.matches import chance
+from perplexity_sliding.finding.figures import Figure, chance
 from perplexity_sliding.finding.priors import AVERAGES, DERIVED
 from perplexity_sliding.finding.published import read_published
 from perplexity_sliding.finding.sampling import first_part

@@ -846,3 +846,17 @@ def test_routers_of_adapters_that_have_not_run_are_refused(metric, tokenizer, tm
     for _ in range(2):
         result = metric.compute(predictions=TEXTS[1:2], model=model, tokenizer=tokenizer)
         assert result["total_nll"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_adapters_that_the_next_pass_unmerges_are_refused(metric, tokenizer):
+    """The first call changed the weights that the second one digested."""
+    peft = pytest.importorskip("peft")
+    lora = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
+    model = peft.get_peft_model(make_model("llama"), lora).eval()
+    model.merge_adapter()
+    with (
+        model.disable_adapter(),
+        pytest.raises(ValueError, match=r"merged and disabled.* Call unmerge_adapter"),
+    ):
+        metric.compute(predictions=TEXTS, model=model, tokenizer=tokenizer)
+    assert metric.compute(predictions=TEXTS, model=model, tokenizer=tokenizer)["num_tokens"]

@@ -3,8 +3,7 @@
 from typing import Any
 
 from .entries import FIELDS, agree
-from .figures import Figure
-from .matches import chance, is_match
+from .figures import Figure, chance, is_match
 from .published import list_published
 from .search import Search
 

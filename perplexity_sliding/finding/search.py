@@ -10,8 +10,7 @@ from ..layouts import arrange
 from ..scoring.runner import Progress
 from . import wikitext
 from .entries import list_entries, score_texts
-from .figures import Figure
-from .matches import chance, is_match
+from .figures import Figure, chance, is_match
 from .priors import DECIMALS, SAME_DECIMALS
 from .sampling import Sample
 from .scorer import Case

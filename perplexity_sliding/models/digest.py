@@ -3,16 +3,12 @@
 Every call checks all of it.  The known structure of modules is compared with the current one.
 """
 
-import inspect
 import os
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from enum import Enum
-from functools import cached_property, lru_cache, partial
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
+from functools import cached_property
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import transformers
 
@@ -32,47 +28,10 @@ from .module import (
     package_of,
     walk_modules,
 )
-from .records import DEEPEST, ModuleRecord, as_weak
+from .records import ModuleRecord, as_weak
+from .settings import attributes_of, may_affect, names_read, names_written_by_hooks, with_effect
 from .weights import digest_tensors, plain_tensors, weights_digest
 
-# Configuration entries for a model's origin, training or generation.  They do not affect the logits of a
-# text, unless code reads them while it runs.
-UNLESS_READ = {
-    "architectures", "transformers_version", "tokenizer_class", "task_specific_params", "torchscript",
-    "finetuning_task", "problem_type", "id2label", "label2id", "num_labels", "prefix",
-    "bos_token_id", "eos_token_id", "sep_token_id", "pad_token_id", "decoder_start_token_id",
-    "do_sample", "max_length", "min_length", "temperature", "top_p", "num_beams",
-    "repetition_penalty", "length_penalty", "no_repeat_ngram_size", "early_stopping",
-}  # fmt: skip
-# Entries and attributes that are read, but not for the logits, or are set while a call runs, and those
-# whose effect is digested elsewhere.
-WITHOUT_EFFECT = {
-    "dtype", "torch_dtype", "name_or_path", "training", "use_cache", "return_dict",
-    "output_hidden_states", "output_attentions", "output_router_logits", "router_aux_loss_coef",
-    "gradient_checkpointing", "is_gradient_checkpointing", "warnings_issued", "padding_idx",
-    "_is_hf_initialized", "_active_adapter", "_disable_adapters", "_protos_ready",
-}  # fmt: skip
-# Special tokens, which modules keep for their weights, too.
-TOKEN_IDS = ("bos_token_id", "eos_token_id", "sep_token_id", "pad_token_id")
-# Parts of the names of probabilities that act in training only.
-PROBABILITIES = ("dropout", "pdrop", "layerdrop")
-# Parts of the names of further entries of configurations without effect.
-OF_OTHER_HEADS = ("initializer", "summary_")
-# Part of the names of what is written while a model runs; of private ones, "cache" is.
-KEPT = "cached"
-# Types of attributes that affect a library module's output.
-SETTINGS = (
-    *(bool, int, float, str, np.generic, Enum, torch.dtype),
-    *(FunctionType, BuiltinFunctionType, partial, MethodType),
-)
-# Types of such values in lists, tuples and dicts.
-PLAIN = (bool, int, float, str, type(None))
-PLAIN_OR_TENSOR = (*PLAIN, torch.Tensor)
-# Attribute of PEFT's layers, and of one's own made of them, with rows of their own for some tokens, which
-# the probe may lack.
-TRAINED_TOKENS = "token_indices"
-# Where transformers' layers are written; its classes beside them load models and generate texts.
-OF_LAYERS = ("transformers.models.", "transformers.activations")
 # Known structures of models whose changes can be detected by comparing attributes.
 _STRUCTURES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
@@ -96,7 +55,7 @@ def model_revision(model: torch.nn.Module, commit: str | None) -> str:
     if commit is None or built.structure.adapters:
         commit = weights_digest(built.modules)
     whole = getattr(model, "config", None)
-    read = _names_read(built.structure.kinds)
+    read = names_read(built.structure.kinds)
     settings = _settings(whole, read)
     own = _own_settings(built.configs(), whole, settings, read) + _loose_numbers(built)
     line = ", ".join([as_json(settings), built.line(), *map(as_json, own)])
@@ -104,33 +63,8 @@ def model_revision(model: torch.nn.Module, commit: str | None) -> str:
 
 
 def _settings(config: object, read: frozenset[str]) -> dict:
-    """Return the entries of a configuration that affect the logits; see `_names_read`."""
-    return _with_effect(config.to_dict(), read) if hasattr(config, "to_dict") else {}
-
-
-@lru_cache(maxsize=256)
-def _names_read(kinds: frozenset[type]) -> frozenset[str]:
-    """Return the names that modules of these classes read while they run.
-
-    Some embed what follows the last end of a text, or padding in the place of images.
-    """
-    classes = {c for kind in kinds for c in kind.__mro__}
-    functions = [
-        function
-        for written in classes - {torch.nn.Module, object}
-        if package_of(written.__module__) != "transformers"
-        or written.__module__.startswith(OF_LAYERS)
-        for name, value in vars(written).items()
-        for function in [getattr(value, "fget", getattr(value, "__func__", value))]
-        if isinstance(function, FunctionType) and name not in ("__init__", "_init_weights")
-    ]
-    waiting: list[Any] = [inspect.unwrap(function).__code__ for function in functions]
-    names: set[str] = set()
-    while waiting:
-        code = waiting.pop()
-        names.update(code.co_names)
-        waiting += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
-    return frozenset(names)
+    """Return the entries of a configuration that affect the logits; see `names_read`."""
+    return with_effect(config.to_dict(), read) if hasattr(config, "to_dict") else {}
 
 
 def _own_settings(
@@ -145,7 +79,7 @@ def _own_settings(
         configs: (module, attribute, configuration).
         whole: the model's configuration.
         settings: its entries that affect the logits.
-        read: see `_names_read`.
+        read: see `names_read`.
     """
     as_whole = settings, getattr(whole, "_attn_implementation", None)
     known = {id(whole): as_whole}  # most modules share one object
@@ -197,7 +131,8 @@ class Structure:
         walked = {module for _, module in modules}
         self._records = [ModuleRecord(name, module, walked) for name, module in modules]
         self.described = [
-            [name, _class_name(type(module)), _attributes(module)] for name, module in modules
+            [name, _class_name(type(module)), attributes_of(module, walked)]
+            for name, module in modules
         ]
         self.configs = [
             (n, attribute)
@@ -210,7 +145,8 @@ class Structure:
             for n, (_, module) in enumerate(modules)
             for attribute, value in vars(module).items()
             if isinstance(value, torch.Tensor)
-            and _may_affect(module, attribute)
+            and may_affect(module, attribute)
+            and attribute not in names_written_by_hooks(module)
             and package_of(type(module).__module__) in PINNED_PACKAGES
             and not is_growing_rotary(module)  # which writes them while it runs
         ]
@@ -435,6 +371,12 @@ def check_adapters(built: Built, name: str) -> None:
     Raises:
         ValueError: one is active.
     """
+    states = [_adapter_state(built.modules[n][1]) for n in built.structure.adapters]
+    if any(disabled and merged for _, disabled, merged, _ in states):
+        raise ValueError(
+            f"{name} must not have adapters that are merged and disabled: the next pass unmerges them, "
+            "which rounds the weights. Call unmerge_adapter() first."
+        )
     if built.structure.is_unfinished:
         raise ValueError(
             f"{name} must have finished its adapters, but the routers of Arrow find their prototypes, "
@@ -480,123 +422,6 @@ def _has_other_forward(kind: type) -> bool:
     is_replaced = any(not is_known(vars(c)["forward"]) for c in of_library)
     over = [c for c in of_library if package_of(c.__module__) == "transformers"]
     return is_replaced or bool(over and writers[0] is not over[0])
-
-
-def _with_effect(settings: dict, read: frozenset[str]) -> dict:
-    """Drop the entries of a configuration, and of those within it, that do not affect the logits."""
-    return {
-        key: _with_effect(value, read)
-        if isinstance(value, dict) and "model_type" in value
-        else value
-        for key, value in settings.items()
-        if _is_of_forward(key, value, read)
-    }
-
-
-def _is_of_forward(key: str, value: object, read: frozenset[str]) -> bool:
-    """Return whether an entry of a configuration may affect the logits.
-
-    Args:
-        read: see `_names_read`.
-    """
-    return not (
-        key.startswith("_")
-        or key in WITHOUT_EFFECT
-        or (key in UNLESS_READ and key not in read)
-        or _is_of_training(key, value)
-        or any(part in key for part in (*OF_OTHER_HEADS, KEPT))
-    )
-
-
-def _is_of_training(name: str, value: object) -> bool:
-    """Return whether a value is a probability that acts in training only."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and any(part in name for part in PROBABILITIES)
-
-
-def _attributes(module: torch.nn.Module) -> dict[str, object]:
-    """Return a module's settings besides its weights: numbers, strings, functions by name."""
-    if isinstance(module, torch.nn.modules.dropout._DropoutNd):
-        return {}
-    # Lists of custom code are not covered; the probe measures their effect.
-    package = package_of(type(module).__module__)
-    of_adapters = package == "peft"  # which keeps its settings, and rows that it trains, in dicts
-    with_containers = package in PINNED_PACKAGES or of_adapters
-    plain = (*SETTINGS, *(PLAIN_OR_TENSOR if of_adapters else PLAIN))
-    own = vars(module)
-    names = [
-        n
-        for n in own_names(module)
-        if _may_affect(module, n)
-        and not _is_of_training(n, own[n])
-        and (
-            isinstance(own[n], SETTINGS)
-            or (own[n] is None and getattr(type(module), n, None) is not None)
-            or ((with_containers or n == TRAINED_TOKENS) and _is_plain_container(own[n], plain))
-        )
-    ]
-    return {name: _shown(own[name]) for name in names if differs_from_class(module, name)}
-
-
-def _may_affect(module: torch.nn.Module, name: str) -> bool:
-    """Return whether an attribute of this name may affect a module's output."""
-    if name == "padding_idx":
-        return _skips_padding(module)
-    is_private = name.startswith("_")
-    if name in WITHOUT_EFFECT or KEPT in name or (is_private and "cache" in name):
-        return False
-    is_known_to_act = not (is_private or name in TOKEN_IDS)
-    return is_known_to_act or name in _names_read(frozenset([type(module)]))
-
-
-def _skips_padding(module: torch.nn.Module) -> bool:
-    """Return whether a forward reads `padding_idx`, as RoBERTa's: padding has no position there.
-
-    Elsewhere it affects only gradients.
-    """
-    forward = inspect.unwrap(type(module).forward)
-    names = getattr(getattr(forward, "__code__", None), "co_names", ())
-    return "padding_idx" in names and forward is not torch.nn.Embedding.forward
-
-
-def _is_plain_container(
-    value: object, plain: tuple[type, ...] = PLAIN, depth: int = DEEPEST
-) -> bool:
-    """Return whether a list, tuple, set or dict consists of plain values."""
-    if isinstance(value, dict):
-        return all(isinstance(key, PLAIN) for key in value) and _is_plain_container(
-            list(value.values()), plain, depth
-        )
-    return isinstance(value, list | tuple | set | frozenset) and all(
-        isinstance(item, plain) or (depth > 0 and _is_plain_container(item, plain, depth - 1))
-        for item in value
-    )
-
-
-def differs_from_class(module: torch.nn.Module, name: str) -> bool:
-    """Return whether an attribute differs from its class's; replaced methods do not count."""
-    of_class, value = getattr(type(module), name, None), vars(module)[name]
-    is_same = isinstance(value, bool | int | float | str) and value == of_class
-    return not callable(of_class) and not is_same
-
-
-def _shown(value: object) -> object:
-    """Return a plain value, the name of a function, or the digest of a tensor."""
-    if isinstance(value, dict):
-        if all(isinstance(key, str) for key in value):
-            return {key: _shown(item) for key, item in value.items()}
-        return [[repr(key), _shown(value[key])] for key in sorted(value, key=repr)]
-    if isinstance(value, list | tuple):
-        return [_shown(item) for item in value]
-    if isinstance(value, set | frozenset):
-        return sorted(map(repr, value))
-    if isinstance(value, torch.Tensor):
-        return digest_tensors([("", value)])
-    if isinstance(value, partial):
-        return [_shown(part) for part in (value.func, value.args, value.keywords)]
-    if isinstance(value, SETTINGS) and not callable(value):
-        return value
-    return None if value is None else getattr(value, "__qualname__", type(value).__qualname__)
 
 
 def _has_adapters(module: torch.nn.Module) -> bool:

@@ -319,6 +319,7 @@ def quantisation(
     parameters = parameters_of(model) if parameters is None else parameters
     special = [p for p in parameters if type(p) is not torch.nn.Parameter]
     kinds = {type(p.data).__name__ for p in special} - {"Tensor", "Parameter"}
+    kinds |= {type(p).__name__ for p in special if type(p).__module__.startswith("bitsandbytes")}
     if any(".quantized." in kind.__module__ for kind in set(map(type, modules_of(model)))):
         kinds.add("torch.ao")
     return sorted(kinds)
