@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import xxhash
 from models import make_model
 
 from perplexity_sliding.digests import as_json
@@ -326,3 +327,40 @@ def test_quantised_weights_without_a_configuration_are_named():
     layer = model.transformer.h[0].mlp.c_fc
     layer.weight = Int8Params(layer.weight.detach())
     assert quantisation(model) == ["Int8Params"]
+
+
+def test_how_settings_are_written():
+    layer, inside = torch.nn.ReLU(), torch.nn.Tanh()
+    state = State()
+    state.name_or_path, state.hidden_dropout, state.moved = "elsewhere", 0.1, torch.ones(1)
+    state.init_scale, state.kept = 2.0, [3, (None, torch.bfloat16)]
+    vars(layer).update(
+        number=np.float32(0.5), table={2: "b", 1: {3, 4}}, array=np.arange(3), kind=torch.nn.Tanh,
+        code=functools.partial(torch.nn.functional.gelu, approximate="tanh"), state=state,
+        # Without effect, or not digested.
+        use_cache=True, max_seq_len_cached=5, _unread=5, padding_idx=3, hidden_dropout=0.5,
+        tensor=torch.ones(2), meta=[torch.ones(2, device="meta")], of_model=[inside],
+        objects=np.array([None]),
+    )  # fmt: skip
+    assert attributes_of(layer, {inside}) == {
+        "inplace": False,
+        "number": 0.5,
+        "table": [("1", ["3", "4"]), ("2", "b")],
+        "array": ["int64", (3,), xxhash.xxh3_128_hexdigest(np.arange(3).tobytes())],
+        "kind": "Tanh",
+        "code": ["gelu", [], [("'approximate'", "tanh")]],
+        "state": ["State", {"threshold": 0.0, "kept": [3, [None, torch.bfloat16]]}],
+    }
+
+
+def test_tensors_and_layers_beside_the_tree_are_written_by_their_numbers():
+    layer, shared = torch.nn.ReLU(), torch.nn.Linear(2, 2)
+    vars(layer).update(shared=[shared], tensors=[torch.ones(2)])
+    before = attributes_of(layer)
+    assert before == attributes_of(layer) and before.keys() == {"inplace", "shared", "tensors"}
+    with torch.no_grad():
+        shared.weight[0, 0] += 1
+    layer.tensors[0] += 1
+    after = attributes_of(layer)
+    assert before["shared"] != after["shared"] and before["tensors"] != after["tensors"]
+    assert attributes_of(torch.nn.Dropout(0.5)) == {}
