@@ -43,7 +43,9 @@ def probe_tolerance(signature: str) -> float:
     that benchmarks/rounding.py found in half precision, and larger for quantised and served models.
     """
     number_format = re.search(r"(?:^|\|)dtype:([^|]*)", signature)
-    return TOLERANCES.get(number_format[1], COARSEST) if number_format else COARSEST
+    if number_format is None:
+        return COARSEST
+    return TOLERANCES.get(number_format[1].removesuffix("+flush"), COARSEST)
 
 
 def same_probe(probe: float, other: float, signature: str) -> bool:

@@ -232,7 +232,10 @@ def test_the_reference_has_a_row(call, metric, tiny, other):
 
 
 def test_several_models_without_a_reference(call, metric, tiny, other, of_bytes):
-    """Absolute numbers with intervals; of other tokenizers no perplexities per token."""
+    """Absolute numbers; of other tokenizers no perplexities per token, and none of their intervals.
+
+    Converted to bytes, those ignored how tokens per byte vary: a fifth of the width.
+    """
     alike = call("texts", f"--model={other}")
     texts = [Path(f"texts/{n:02}.txt").read_text("utf-8") for n in range(12)]
     for name, model in (("tiny", tiny), ("other", other)):
@@ -243,13 +246,10 @@ def test_several_models_without_a_reference(call, metric, tiny, other, of_bytes)
         assert shown[0] == pytest.approx(result["perplexity"], abs=1e-4)
         assert shown[1:3] == pytest.approx([low, high], abs=0.005)
     mixed = call("texts", f"--model={of_bytes}")
-    assert "95 % interval" not in mixed.out and "bits/byte" in mixed.out
+    assert "interval" not in mixed.out and "bits/byte" in mixed.out
     result = metric.compute(predictions=texts, model_id=of_bytes)
     [line] = [line for line in mixed.out.splitlines() if line.startswith("bytes")]
-    low, high = (math.log2(p) * result["num_tokens"] for p in result["perplexity_interval"])
-    num_bytes = sum(len(text.encode()) for text in texts)
-    expected = [result["bits_per_byte"], low / num_bytes, high / num_bytes]
-    assert numbers_of(line)[:3] == pytest.approx(expected, abs=1e-4)
+    assert numbers_of(line)[0] == pytest.approx(result["bits_per_byte"], abs=1e-4)
 
 
 @pytest.mark.parametrize("referred", [True, False])

@@ -560,3 +560,9 @@ def test_the_page_has_the_published_figures(root):
 
 def test_a_huge_value_is_written_with_its_exponent():
     assert searching.written("value", [21.64594, 4.5815e132]) == "21.6459, 4.5815e+132"
+
+
+def test_a_figure_beyond_all_floats_is_infinite():
+    """A byte of more than 1,024 bits ended the search."""
+    _, convert, _ = DERIVED["original_byte_perplexity"]
+    assert convert(2000.0) == math.inf and convert(3.0) == pytest.approx(8.0)

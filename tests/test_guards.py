@@ -860,3 +860,32 @@ def test_adapters_that_the_next_pass_unmerges_are_refused(metric, tokenizer):
     ):
         metric.compute(predictions=TEXTS, model=model, tokenizer=tokenizer)
     assert metric.compute(predictions=TEXTS, model=model, tokenizer=tokenizer)["num_tokens"]
+
+
+@pytest.mark.skipif(not hasattr(transformers, "DogeConfig"), reason="this transformers has no Doge")
+def test_attention_to_a_choice_of_tokens_reads_no_padding(metric, tokenizer):
+    """Words that repeat tie: 0.02 nats a token by the size of a batch, or a refusal."""
+    config = transformers.DogeConfig(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, keep_window_size=12,
+        max_position_embeddings=512, bos_token_id=0, eos_token_id=1, pad_token_id=2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    enliven(model, seed=2)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.A.normal_()
+    lengths = (40, 31, 25, 47, 30, 28)
+    texts = [random_text(length, seed=1, vocabulary=9) for length in lengths]  # of six words
+    together, alone = (
+        metric.compute(
+            predictions=texts,
+            model=model.eval(),
+            tokenizer=tokenizer,
+            max_length=64,
+            batch_size=size,
+        )
+        for size in (3, 1)
+    )
+    assert together["perplexities"] == pytest.approx(alone["perplexities"], rel=1e-5)

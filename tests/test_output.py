@@ -24,6 +24,7 @@ from perplexity_sliding.cli import (
     rows,
     tables,
 )
+from perplexity_sliding.cli.formats import to_csv
 from perplexity_sliding.cli.progress import Progress, minutes
 
 TEXTS = [random_text(length, seed=length) for length in (120, 90)]
@@ -619,3 +620,14 @@ def test_tables_say_what_intervals_speak_of(call, tmp_path):
     mixed = call(table, "a.txt").out
     assert "95 % intervals: within each text; for all together, over texts." in mixed
     assert "(95 % interval over texts " in call(table, "--cite").out
+
+
+@pytest.mark.parametrize("delimiter", [",", "\t"])
+def test_cells_with_ends_of_lines_are_one_cell(delimiter):
+    """A token that is a carriage return made two rows, the first without numbers."""
+    rows = [{"token": token, "nll": 1.5} for token in ("\r", "\n", "\r\n", "a\rb", 'a"b', "a,\tb")]
+    written = "".join(to_csv(rows, delimiter))
+    assert not written.endswith("\r\n")
+    read = list(csv.DictReader(io.StringIO(written, newline=""), delimiter=delimiter))
+    assert [row["token"] for row in read] == [row["token"] for row in rows]
+    assert {row["nll"] for row in read} == {"1.5"}

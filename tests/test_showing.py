@@ -13,6 +13,7 @@ from io import BufferedReader, BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
+import torch
 from models import make_byte_tokenizer, make_model, make_tokenizer, random_text, save
 
 from perplexity_sliding import compute, show, to_frame
@@ -558,3 +559,17 @@ def test_a_frame_cannot_be_left(results):
     assert html.unescape(re.search(r'srcdoc="([^"]*)"', show(results, texts)._repr_html_())[1]) == (
         show(results, texts).html
     )
+
+
+@pytest.mark.parametrize("scale", [1e4, 1e6])
+@pytest.mark.parametrize("option", ["--reference", "--context-lengths"])
+def test_a_report_of_a_model_that_is_very_sure(call, tiny, tmp_path, scale, option):
+    """Tokens of more than 1,024 bits ended a comparison, and infinite perplexities a curve."""
+    model = make_model("gpt2")
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(scale)
+    sure = save(tmp_path / "sure", model, make_tokenizer())
+    value = tiny if option == "--reference" else "2,4,8"
+    outcome = call("a.txt", f"{option}={value}", "--html=r.html", model=sure)
+    assert outcome.code in (0, 1), outcome.err
+    assert "1 in 2<sup>" in Path("r.html").read_text("utf-8") or option != "--reference"

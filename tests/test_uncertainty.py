@@ -358,6 +358,32 @@ def test_jackknife_of_a_ratio_is_that_of_estimate_ratio():
     )
 
 
+def test_clusters_without_a_scored_token_do_not_count():
+    """Contexts fill parts of their own: p was 0.0003 over four texts, for which 0.125 is the least."""
+    terms, weights = np.random.default_rng(6).gamma(20.0, 1.0, (2, 4))
+    terms, weights = (np.insert(column, [0, 0, 2], 0.0) for column in (terms, weights))
+    without = (terms.sum() - terms) / (weights.sum() - weights)
+    estimate = jackknife(terms.sum() / weights.sum(), without, weights / weights.sum())
+    expected = estimate_ratio(terms[weights > 0], weights[weights > 0])
+    assert estimate.num_clusters == 4 and estimate.pvalue == 0.125
+    assert (estimate.stderr, estimate.interval) == (
+        pytest.approx(expected.stderr),
+        pytest.approx(expected.interval),
+    )
+
+
+def test_the_sample_is_what_has_scored_tokens():
+    lengths, per_text = [160, 160, 160], 16
+    positions = np.concatenate([np.arange(80, 160), np.arange(160)])
+    texts = np.repeat([0, 1], [80, 160])
+    clusters = Blocks.of(lengths, texts, positions, [np.ones(240)]).cut(np.full(3, per_text))
+    assert clusters.sample == "24 parts of 2 texts"
+    whole = Blocks.of(lengths, texts, positions, [np.ones(240)]).cut(np.ones(3, dtype=int))
+    assert whole.sample == "2 texts" and whole.scope == "over texts"
+    grouped = Blocks.of(lengths, texts, positions, [np.ones(240)])
+    assert grouped.cut(np.ones(3, dtype=int), np.array([4, 1, 9])).sample == "5 texts"
+
+
 @pytest.mark.parametrize("share", [0.3, 0.02])
 def test_coverage_of_a_share(share):
     """Tokens of a cluster are alike: each cluster has its own share."""

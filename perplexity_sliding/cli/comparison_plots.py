@@ -9,8 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from .axes import DOTS, GREY, INK, reach, tidied
-from .comparison_report import byte_interval
-from .tables import signature_fields
+from .tables import bits_per_byte, signature_fields
 
 SMALLEST_KL = 1e-9  # start of the axis of divergences
 FIRST = ("ratio_to_first_model", "ratio_to_first")
@@ -158,9 +157,7 @@ class Measured(NamedTuple):
 def absolute(rows: Sequence[dict]) -> Measured:
     """Choose perplexity, or bits per byte if the tokenizers differ."""
     if len({signature_fields(row)["tokenizer"] for row in rows}) > 1:
-        return Measured(
-            "bits per byte", [(row["bits_per_byte"], byte_interval(row)) for row in rows]
-        )
+        return Measured("bits per byte", [(bits_per_byte(row), None) for row in rows])
     values = [(row["perplexity"], row["perplexity_interval"]) for row in rows]
     return Measured("perplexity per token", values)
 
@@ -191,7 +188,8 @@ def draw_candidates(rows: Sequence[dict], measures: Sequence[Measured]) -> Figur
         axes.errorbar(values, range(len(rows)), xerr=reach(measured.values), **DOTS)
         axes.set_yticks(range(len(rows)), [row["name"] for row in rows] if number == 0 else [])
         axes.set_ylim(len(rows) - 0.5, -0.5)
-        axes.set_xlabel(f"{measured.label}\n(bars: 95 % interval)")
+        has_bars = any(interval for _, interval in measured.values)
+        axes.set_xlabel(measured.label + "\n(bars: 95 % interval)" * has_bars)
         if measured.same is not None:
             axes.axvline(measured.same, color=GREY, linewidth=1)
         elif "KL" in measured.label and min(values) > 0:

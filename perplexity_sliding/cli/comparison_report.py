@@ -315,7 +315,7 @@ def signed(value: float | None) -> str:
 
 
 def of_measured_models(rows: Sequence[dict]) -> Table:
-    """Tabulate several models without a reference: absolute numbers with their intervals."""
+    """Tabulate several models without a reference: absolute numbers, with intervals of the perplexity."""
     tokenizers = {signature_fields(row)["tokenizer"] for row in rows if "error" not in row}
     first = next(row for row in rows if "error" not in row)["name"]
     against, key = f"against {first}", "ratio_to_first_model"
@@ -325,7 +325,6 @@ def of_measured_models(rows: Sequence[dict]) -> Table:
         against: lambda row: change(row, key),
         P: lambda row: pvalue_of(row, key),
     }
-    per_byte = {"interval of bits/byte": lambda row: bounds(byte_interval(row), "{:.4f}")}
     return table(
         rows,
         {
@@ -333,7 +332,6 @@ def of_measured_models(rows: Sequence[dict]) -> Table:
             "tokens": count("num_tokens"),
             **(per_token if len(tokenizers) == 1 else {}),
             **bits(4),
-            **({} if len(tokenizers) == 1 else per_byte),
             "word perplexity": number("word_perplexity", 2),
         },
         notes=(
@@ -346,15 +344,6 @@ def of_measured_models(rows: Sequence[dict]) -> Table:
             ),
         ),
     )
-
-
-def byte_interval(row: dict) -> list[float] | None:
-    """Convert the interval of the perplexity to bits per byte."""
-    limits = row.get("perplexity_interval")
-    if limits is None or not row["perplexity"] > 1:
-        return None
-    unit = row["bits_per_byte"] / math.log(row["perplexity"])
-    return [unit * math.log(bound) for bound in limits]
 
 
 def percent(share: float) -> str:

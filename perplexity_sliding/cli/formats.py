@@ -53,12 +53,13 @@ def surrounded(brackets: str, items: Iterable[tuple[str | None, object]]) -> Ite
 def to_csv(rows: Iterable[dict], delimiter: str = ",") -> Iterator[str]:
     """Yield CSV or TSV with a header; lists become JSON, and None becomes empty."""
     names = column_names(rows)
-    # `writerow` returns what the `write` of its file does.
-    writer = csv.writer(SimpleNamespace(write=str), delimiter=delimiter, lineterminator="\n")
-    yield writer.writerow(names)
+    # `writerow` returns what the `write` of its file does, and quotes the characters of its line end: a
+    # token may be a carriage return, which readers take for the end of a row.
+    writer = csv.writer(SimpleNamespace(write=str), delimiter=delimiter, lineterminator="\r\n")
+    yield writer.writerow(names).removesuffix("\r\n") + "\n"
     for row in rows:
-        values = map(row.get, names)
-        yield writer.writerow([to_json(v) if isinstance(v, NESTED) else v for v in values])
+        cells = [to_json(v) if isinstance(v, NESTED) else v for v in map(row.get, names)]
+        yield writer.writerow(cells).removesuffix("\r\n") + "\n"
 
 
 def to_text(value) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from ..arguments import Setting
 from ..plan.windows import Plan
 from ..protocols import Protocol
+from ..results.uncertainty import exp
 
 # Weights of choices relative to the most common one.  These are judgements, not measurements.
 TOOLS = {
@@ -31,7 +32,11 @@ AVERAGES = {
 DERIVED: dict[str, tuple[str, Callable[[float], float], float]] = {
     "nats_per_token": ("perplexity", math.log, 0.3),
     "bits_per_token": ("perplexity", math.log2, 0.1),
-    "original_byte_perplexity": ("bits_per_original_byte", lambda bits: 2.0**bits, 0.1),
+    "original_byte_perplexity": (
+        "bits_per_original_byte",
+        lambda bits: exp(bits * math.log(2)),
+        0.1,
+    ),
 }
 # Tools that may count the first label of a block, which is unscored, and the weight of that average.
 COUNT_ALL_LABELS, OVER_ALL_LABELS = ("run-clm",), 0.5

@@ -285,6 +285,8 @@ def number_format(model: torch.nn.Module) -> str:
             parts.append(f"autocast({device},{dtype})")
     if matmul_precision() != "highest":
         parts.append(f"matmul({matmul_precision()})")
+    if not float(torch.tensor(1e-39) * 1):  # by `torch.set_flush_denormal`
+        parts.append("flush")
     return "+".join(parts)
 
 
@@ -343,9 +345,12 @@ def precision(model: torch.nn.Module) -> torch.dtype:
 def selects_keys(model: torch.nn.Module) -> bool:
     """Return whether layers select the keys that they attend to, as an indexer of sparse attention does.
 
-    It breaks ties otherwise in passes of other lengths.
+    They break ties otherwise in passes of other lengths.
     """
-    return any("Indexer" in type(module).__name__ for module in modules_of(model))
+    return any(
+        "Indexer" in type(module).__name__ or "keep_window_size" in vars(module)  # of Doge
+        for module in modules_of(model)
+    )
 
 
 def grows_frequencies(model: torch.nn.Module) -> bool:

@@ -169,11 +169,21 @@ def may_affect(module: torch.nn.Module, name: str) -> bool:
     """Return whether an attribute of this name may affect a module's output."""
     if name == "padding_idx":
         return _skips_padding(module)
+    if name == "vocab_size" and _has_in_configuration(module, name):
+        return False  # left behind by `resize_token_embeddings`
     is_private = name.startswith("_")
     if name in WITHOUT_EFFECT or KEPT in name or (is_private and "cache" in name):
         return False
     is_known_to_act = not (is_private or name in TOKEN_IDS)
     return is_known_to_act or name in names_read(frozenset([type(module)]))
+
+
+def _has_in_configuration(module: torch.nn.Module, name: str) -> bool:
+    """Return whether an attribute repeats an entry of the module's own configuration."""
+    config = vars(module).get("config")
+    return isinstance(config, transformers.PretrainedConfig) and (
+        vars(module)[name] == getattr(config.get_text_config(), name, None)
+    )
 
 
 def _skips_padding(module: torch.nn.Module) -> bool:

@@ -60,6 +60,8 @@ PROBE_TOKENS = 1024
 # Digests of the last tokenizers without custom code, by their state.
 MOST_TRIED = 8
 _TRIED: dict[tuple[bytes, str], str] = {}
+# The size of a fast tokenizer's vocabulary, and its digest if two of its words have one id.
+_AMBIGUOUS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 # Packages that methods of transformers' tokenizers are written in.
@@ -656,8 +658,7 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None and hasattr(backend, "to_str"):
-        # Truncation and padding come first in the JSON; parsing half a megabyte would be slow.
-        state = [backend.to_str().split('"added_tokens":', 1)[-1]]
+        state: list[Any] = [_backend_state(tokenizer, backend)]
         state.append(getattr(tokenizer, "split_special_tokens", False))
     else:
         settings = _plain_settings(tokenizer)
@@ -668,7 +669,9 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
         }
         state = [type(tokenizer).__name__, sorted(tokenizer.get_vocab().items()), settings, given]
         state += _rules(tokenizer)
-    special: dict = {k: v for k, v in tokenizer.special_tokens_map.items() if k != "pad_token"}
+    special: dict = dict(tokenizer.special_tokens_map)
+    if tokenizer.is_fast:  # others keep the padding token whole, wherever it is
+        special.pop("pad_token", None)
     if extra := _extra_special(tokenizer):
         special["extra"] = extra
     if _has_own_code(tokenizer):
@@ -691,6 +694,27 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
     return digest
 
 
+def _backend_state(tokenizer: PreTrainedTokenizerBase, backend: Any) -> str:
+    """Return the state of a fast tokenizer as JSON, without truncation and padding.
+
+    The JSON holds one word for each id, a random one if there are two; then its vocabulary is digested
+    in its place.
+    """
+    size = backend.get_vocab_size(with_added_tokens=False)
+    known = _AMBIGUOUS.get(tokenizer)
+    if known is None or known[0] != size:
+        vocabulary = backend.get_vocab(with_added_tokens=False)
+        is_ambiguous = len(set(vocabulary.values())) < len(vocabulary)
+        digest = digest_of(sorted(vocabulary.items())) if is_ambiguous else ""
+        known = _AMBIGUOUS[tokenizer] = size, digest
+    if known[1]:
+        written = json.loads(backend.to_str()) | {"padding": None, "truncation": None}
+        written["model"]["vocab"] = known[1]
+        return as_json(written)
+    # Truncation and padding come first in the JSON; parsing half a megabyte would be slow.
+    return backend.to_str().split('"added_tokens":', 1)[-1]
+
+
 def _rules(tokenizer: Any) -> list:
     """List what determines how a tokenizer in Python splits a text, besides its vocabulary."""
     ranks: dict = getattr(tokenizer, "bpe_ranks", {})
@@ -704,6 +728,7 @@ def _rules(tokenizer: Any) -> list:
         sorted(ranks, key=lambda pair: ranks[pair]),
         [_sentencepiece(owner) for owner in (tokenizer, *(part for _, part in parts))],
         sorted((number, repr(token)) for number, token in added.items()),
+        sorted(getattr(tokenizer, "_added_tokens_encoder", {}).items()),
         getattr(tokenizer, "split_special_tokens", False),
         *([name, _plain_settings(part)] for name, part in parts),
     ]
@@ -733,7 +758,7 @@ def _is_plain(value: object) -> bool:
         return all(isinstance(key, str) for key in value) and all(map(_is_plain, value.values()))
     if isinstance(value, list | tuple | set):
         return all(map(_is_plain, value))
-    return value is None or isinstance(value, bool | int | float | str)
+    return value is None or isinstance(value, bool | int | float | str | np.generic)
 
 
 def _has_own_code(tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -763,9 +788,20 @@ def _is_replaced(kind: type) -> bool:
 def _encode_probe(tokenizer: PreTrainedTokenizerBase) -> list[TokenizedText]:
     """Encode a probe text of many scripts, without and with special tokens."""
     return [
-        *tokenize(tokenizer, [PROBE_TEXT], with_offsets=True),
+        *tokenize(tokenizer, [PROBE_TEXT, _added_words(tokenizer)], with_offsets=True),
         *tokenize(tokenizer, [PROBE_TEXT], "default"),
     ]
+
+
+def _added_words(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Join the added tokens that are normalised, in several cases.
+
+    They are recognised as the normalizer wrote them when they were added; its settings may have been
+    changed in place since.
+    """
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+    words = sorted(token.content for token in added if token.normalized)
+    return " ".join(case(word) for word in words for case in (str, str.lower, str.upper))
 
 
 def _try_out(tokenizer: PreTrainedTokenizerBase) -> list:
@@ -777,6 +813,9 @@ def _try_out(tokenizer: PreTrainedTokenizerBase) -> list:
     numbers = list(range(0, size, max(1, size // PROBE_TOKENS)))
     tokens = [token or "" for token in tokenizer.convert_ids_to_tokens(numbers)]
     words = " ".join(tokens).replace("\u0120", " ").replace("\u2581", " ")
-    streams = tokenize(tokenizer, [PROBE_TEXT, words, words.swapcase()])
+    texts = [PROBE_TEXT, words, words.swapcase()]
+    if added := _added_words(tokenizer):
+        texts.append(added)
+    streams = tokenize(tokenizer, texts)
     streams += tokenize(tokenizer, [PROBE_TEXT], "default")
     return [[stream.ids.tolist() for stream in streams], token_texts(tokenizer, tokens)]

@@ -468,7 +468,8 @@ class Totals:
     def estimate(self) -> tuple[Estimate, Clusters]:
         """Estimate the log perplexity, uncapped; and return the sample."""
         num_parts = self._num_parts()
-        clusters = self.blocks.cut(num_parts)
+        grouped = None if self.groups is None else self.groups.num_texts
+        clusters = self.blocks.cut(num_parts, grouped)
         terms_and_weights = self._terms_and_weights(clusters)
         if self.groups is None:
             estimate = estimate_ratio(*terms_and_weights)
@@ -476,9 +477,6 @@ class Totals:
             counts = np.repeat(self.groups.num_texts, num_parts)
             spreads = np.repeat(self.groups.spreads, num_parts)
             estimate = estimate_ratio(*terms_and_weights, counts, spreads)
-            number = int(self.groups.num_texts.sum())
-            more = int((num_parts - 1).sum())
-            clusters = Clusters(clusters.sums, number, number + more)
         if self.aggregation.average == "texts":
             estimate = estimate.logarithm()
         if estimate.value > self.aggregation.cap:

@@ -83,8 +83,8 @@ class Clusters:
 
     Attributes:
         sums: sums of the columns over each cluster (C, columns).
-        num_texts: number of texts.
-        num_clusters: C; more if a row is the sum of several clusters.
+        num_texts: number of texts with scored tokens.
+        num_clusters: number of clusters with scored tokens; a row may be the sum of several.
     """
 
     sums: np.ndarray
@@ -224,10 +224,18 @@ class Blocks:
         parts = np.minimum(NUM_PARTS * tokens / tokens.sum(), tokens / block_tokens)
         return np.clip(np.round(parts).astype(np.int64), 1, self.per_text)
 
-    def cut(self, num_parts: np.ndarray) -> Clusters:
-        """Merge the blocks of each text into a number of parts (T,)."""
+    def cut(self, num_parts: np.ndarray, counts: np.ndarray | None = None) -> Clusters:
+        """Merge the blocks of each text into a number of parts (T,).
+
+        Args:
+            counts: how many texts each row is the sum of, where they are grouped (T,).
+        """
         sums = self._merged(num_parts)
-        return Clusters(sums, len(num_parts), len(sums))
+        counts = np.ones_like(num_parts) if counts is None else counts
+        text_of = np.repeat(np.arange(len(num_parts)), num_parts)
+        scored = sums[:, 0] > 0  # a context, or what surrounds a span, fills whole parts
+        has_scored = np.bincount(text_of, scored, minlength=len(num_parts)) > 0
+        return Clusters(sums, int(counts[has_scored].sum()), int(counts[text_of][scored].sum()))
 
     def aligned(self, other: "Blocks") -> tuple["Blocks", "Blocks"]:
         """Return both with the same blocks, by position in the corpus.
@@ -335,8 +343,9 @@ def jackknife(value: float, without: np.ndarray, shares: np.ndarray) -> Estimate
 
     Args:
         without: the number with one cluster left out (C,).
-        shares: each cluster's share in the whole (C,), adding up to 1.
+        shares: each cluster's share in the whole (C,), adding up to 1; those without any do not count.
     """
+    without, shares = without[shares > 0], shares[shares > 0]
     count, degrees = len(without), degrees_of_freedom(shares)
     if degrees < FEWEST_DEGREES or not (np.isfinite(value) and np.isfinite(without).all()):
         return Estimate(value, None, None, None, None, count)

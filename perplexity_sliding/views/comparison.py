@@ -562,4 +562,6 @@ def _chance(bits: float) -> str:
     if math.isinf(bits):
         return "none"
     share = 100 * 2.0**-bits
-    return f"{number(share, 2)} %" if share >= 0.1 else f"1 in {2.0**bits:,.0f}"
+    if share >= 0.1:
+        return f"{number(share, 2)} %"
+    return f"1 in {2.0**bits:,.0f}" if bits < 50 else f"1 in 2<sup>{bits:.0f}</sup>"

@@ -218,7 +218,7 @@ def _row(result: dict, varying: Sequence[str]) -> str:
 
 
 def contexts(rows: Sequence[dict] | None) -> str:
-    if not rows or len(rows) < 2:
+    if not rows or len(rows) < 2 or not all(math.isfinite(row["perplexity"]) for row in rows):
         return ""
     return f"<section><h2>How far back the model looks</h2>{context_curve(rows)}</section>"
 
