@@ -436,3 +436,14 @@ def test_a_configuration_is_named_by_its_folder(metric, folder, tmp_path):
     kwargs = {"config": str(tmp_path / "config")}
     result = metric.compute(predictions=["w5 w6 w7"], model_id=folder, model_kwargs=kwargs)
     assert result["total_nll"] == expected["total_nll"]
+
+
+def test_the_folder_of_an_adapter_is_looked_at(folder):
+    """Which is named beside its base."""
+    inner = Path(folder, "adapter")
+    inner.mkdir()
+    kwargs = {"adapter_kwargs": {"subfolder": "adapter"}}
+    before = loading.files_state(folder, kwargs, {})
+    (inner / "adapter_model.safetensors").write_bytes(b"weights")
+    assert loading.files_state(folder, kwargs, {}) != before
+    assert loading.files_state(folder, {}, {}) == before

@@ -254,11 +254,12 @@ def files_state(model_id: str, model_kwargs: dict, tokenizer_kwargs: dict) -> tu
 
     They include the files of its folders, of an adapter's base model, and those that arguments name.
     """
-    given = (value for kwargs in (model_kwargs, tokenizer_kwargs) for value in kwargs.values())
-    places = [os.fspath(value) for value in given if isinstance(value, str | os.PathLike)]
+    values = (value for kwargs in (model_kwargs, tokenizer_kwargs) for value in kwargs.values())
+    places = [os.fspath(value) for value in values if isinstance(value, str | os.PathLike)]
     if os.path.isdir(model_id):
-        named = (kwargs.get("subfolder") or "" for kwargs in ({}, model_kwargs, tokenizer_kwargs))
-        folders = [os.path.join(model_id, name) for name in named]
+        of_adapter = model_kwargs.get("adapter_kwargs") or {}
+        given: tuple[dict, ...] = ({}, model_kwargs, tokenizer_kwargs, of_adapter)
+        folders = [os.path.join(model_id, kwargs.get("subfolder") or "") for kwargs in given]
         folders.append(base_of_adapter(model_id, model_kwargs) or "")
         inner = [name for folder in folders for name in _inner_folders(folder)]
         places = [*folders, *inner, *places]
