@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from .charts import Point, density_chart, distribution_chart, line_chart
 from .markup import count, escape, number, payload
+from .numbers import odds
 from .piece_list import piece_list, shown
 from .reading import Reading
 from .segments import Segment, cut
@@ -564,4 +565,4 @@ def _chance(bits: float) -> str:
     share = 100 * 2.0**-bits
     if share >= 0.1:
         return f"{number(share, 2)} %"
-    return f"1 in {2.0**bits:,.0f}" if bits < 50 else f"1 in 2<sup>{bits:.0f}</sup>"
+    return f"1 in {2.0**bits:,.0f}" if bits < 50 else odds(bits * math.log(2))
