@@ -11,7 +11,7 @@ import xxhash
 from models import make_model
 
 from perplexity_sliding.digests import as_json
-from perplexity_sliding.models.digest import model_revision
+from perplexity_sliding.models.digest import examine, model_revision
 from perplexity_sliding.models.module import precision, quantisation
 from perplexity_sliding.models.probes import state_kept
 from perplexity_sliding.models.settings import OBJECTS_DEEP, attributes_of, differs_from_class
@@ -244,6 +244,18 @@ def test_settings_in_an_object_of_a_library():
     layer.state.is_training, layer.state.CB = False, torch.ones(2)
     assert model_revision(model, None) == revision
     layer.state.threshold = 6.0
+    assert model_revision(model, None) != revision
+
+
+def test_a_list_in_an_object_that_is_changed_in_place(monkeypatch):
+    """The object was the same, and the structure of the model was not read again."""
+    monkeypatch.setattr(State, "__module__", "transformers.elsewhere")
+    model = make_model("gpt2")
+    state = model.transformer.h[0].mlp.act.state = State()
+    state.kept = [1, {"a": 2}]
+    revision = model_revision(model, None)
+    assert examine(model).structure.is_comparable
+    state.kept[1]["a"] = 3
     assert model_revision(model, None) != revision
 
 

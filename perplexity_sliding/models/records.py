@@ -223,4 +223,8 @@ def _content_of_object(value: Any) -> tuple:
     except TypeError as error:
         raise Unclear from error
     settings = getattr(value, "__dict__", {}).items()
-    return reference, *((name, setting) for name, setting in settings if _is_constant(setting))
+    return reference, *(
+        (name, setting if _is_constant(setting) else content_of(setting))
+        for name, setting in settings
+        if _is_constant(setting) or _is_plain(setting)
+    )
