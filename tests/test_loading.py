@@ -447,3 +447,13 @@ def test_the_folder_of_an_adapter_is_looked_at(folder):
     (inner / "adapter_model.safetensors").write_bytes(b"weights")
     assert loading.files_state(folder, kwargs, {}) != before
     assert loading.files_state(folder, {}, {}) == before
+
+
+def test_the_working_folder_is_not_looked_at(folder, tmp_path, monkeypatch):
+    """It was taken for the base of an adapter where there is none."""
+    monkeypatch.chdir(tmp_path)
+    before = loading.files_state(folder, {}, {})
+    templates = Path("additional_chat_templates")
+    templates.mkdir()
+    (templates / "default.jinja").write_text("")
+    assert loading.files_state(folder, {}, {}) == before

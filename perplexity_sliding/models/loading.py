@@ -260,7 +260,8 @@ def files_state(model_id: str, model_kwargs: dict, tokenizer_kwargs: dict) -> tu
         of_adapter = model_kwargs.get("adapter_kwargs") or {}
         given: tuple[dict, ...] = ({}, model_kwargs, tokenizer_kwargs, of_adapter)
         folders = [os.path.join(model_id, kwargs.get("subfolder") or "") for kwargs in given]
-        folders.append(base_of_adapter(model_id, model_kwargs) or "")
+        base = base_of_adapter(model_id, model_kwargs)
+        folders += [] if base is None else [base]
         inner = [name for folder in folders for name in _inner_folders(folder)]
         places = [*folders, *inner, *places]
     else:
