@@ -36,8 +36,6 @@ PER_UNIT = (
 )  # fmt: skip
 # Quotients of counts.
 EXACT = ("scored_share",)
-# The tokens of the probe, whose tolerance is that of means over as many; shorter ones round by more.
-PROBE_TOKENS = 256
 MOST_SHOWN = 8
 NOTHING = object()
 # Keys of long and short signatures, with the key of the long one.
@@ -383,31 +381,21 @@ def agree(place: str, before: object, now: object, tolerance: float, repeated: d
 
 
 def scale_of(place: str, size: float, repeated: dict) -> float:
-    """Return how much more than a mean nll over the probe text a number may differ.
+    """Return how many times as much as a mean nll a number may differ.
 
     Args:
         size: the number, or the logarithm of a perplexity.
     """
     owner, _, name = place.rpartition(".")
     result = value_at(repeated, owner)
-    counts = result.get("num_tokens_per_text") if isinstance(result, dict) else None
     num_tokens = result.get("num_tokens") if isinstance(result, dict) else None
-    if name == "probe":
+    if name == "probe" or (name == "perplexity" and num_tokens):
         return 1.0
     if name.endswith("total_nll") and num_tokens:
-        return num_tokens * rounding_of(num_tokens)
-    if name == "perplexity" and num_tokens:
-        return rounding_of(num_tokens)
-    if name == "mean_perplexity" and counts:
-        return rounding_of(min(counts))
+        return float(num_tokens)
     if name in PER_UNIT and num_tokens and result["total_nll"]:
-        return size * num_tokens / result["total_nll"] * rounding_of(num_tokens)
+        return size * num_tokens / result["total_nll"]
     return max(size, 1.0 if "_scores." in place else SMALLEST)
-
-
-def rounding_of(num_tokens: int) -> float:
-    """Return how much more than that of the probe text a mean over fewer tokens rounds."""
-    return math.sqrt(max(1.0, PROBE_TOKENS / max(num_tokens, 1)))
 
 
 def as_float(value: object) -> float | None:
