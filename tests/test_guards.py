@@ -835,7 +835,7 @@ def test_routers_of_adapters_that_have_not_run_are_refused(metric, tokenizer, tm
     config = arrow.ArrowConfig(use_gks=True, rng_seed=1, top_k=2)
     model = arrow.create_arrow_model(base, paths[:2], config, general_adapter_paths=paths[2:])
     with pytest.raises(
-        ValueError, match=r"`model` must have finished its adapters.*Run the model once"
+        ValueError, match=r"`model` must have run once with its adapters.*Run the model on any text"
     ):
         metric.compute(predictions=TEXTS, model=model, tokenizer=tokenizer)
     ids = torch.tensor([[BOS, *ids_of(TEXTS[1])]])

@@ -379,9 +379,8 @@ def check_adapters(built: Built, name: str) -> None:
         )
     if built.structure.is_unfinished:
         raise ValueError(
-            f"{name} must have finished its adapters, but the routers of Arrow find their prototypes, "
-            "and subtract general knowledge, in the first pass with them. Run the model once on any "
-            "text."
+            f"{name} must have run once with its adapters, because Arrow's routers compute their "
+            "prototypes, and subtract general knowledge, in the first pass. Run the model on any text."
         )
     active = (active_adapters(built) or "").split("+")
     for adapter, settings in getattr(built.model, "peft_config", {}).items():

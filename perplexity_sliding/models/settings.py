@@ -1,7 +1,7 @@
 """Settings of a model besides its weights, as its digest contains them.
 
 Settings of layers, and of what layers hold, are digested unless they are known to have no effect: weights
-can be chosen so that any other acts on few tokens, which a probe may lack.
+can be chosen so that any other setting acts on a few tokens only, which a probe may lack.
 """
 
 import inspect
@@ -44,12 +44,14 @@ TOKEN_IDS = ("bos_token_id", "eos_token_id", "sep_token_id", "pad_token_id")
 PROBABILITIES = ("dropout", "pdrop", "layerdrop")
 # Parts of the names of further entries of configurations without effect.
 OF_OTHER_HEADS = ("initializer", "summary_")
-# Part of the names of what is written while a model runs; of private ones, "cache" is.
+# Part of the names of values that are written while a model runs; in private names, "cache" suffices.
 KEPT = "cached"
+# Types of values that are digested by name.
+NAMED = (type, FunctionType, BuiltinFunctionType, MethodType)
 # Types of values that are digested wherever they are.
 SETTINGS = (
     *(bool, int, float, str, np.generic, Enum, torch.dtype),
-    *(type, FunctionType, BuiltinFunctionType, partial, MethodType),
+    *(*NAMED, partial),
 )
 # Where transformers' layers are written; its classes beside them load models and generate texts.
 OF_LAYERS = ("transformers.models.", "transformers.activations")
@@ -248,7 +250,7 @@ def _shown(value: Any, walked: Set[torch.nn.Module], depth: int = DEEPEST) -> ob
     """
     if isinstance(value, partial):
         return [_shown(part, walked, depth) for part in (value.func, value.args, value.keywords)]
-    if isinstance(value, type | FunctionType | BuiltinFunctionType | MethodType):
+    if isinstance(value, NAMED):
         return getattr(value, "__qualname__", type(value).__qualname__)
     if value is None or isinstance(value, SETTINGS):
         return value
