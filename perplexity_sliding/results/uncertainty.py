@@ -24,6 +24,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from scipy.special import stdtr, stdtrit
@@ -82,14 +83,34 @@ class Clusters:
     """The units that are assumed to be independent: texts, or parts of texts.
 
     Attributes:
-        sums: sums of the columns over each cluster (C, columns).
-        num_texts: number of texts with scored tokens.
-        num_clusters: number of clusters with scored tokens; a row may be the sum of several.
+        sums: sums of the columns over each cluster (C, columns); the first is the number of scored
+            tokens.
+        num_parts: clusters of each text (T,).
+        counts: how many texts each row is the sum of, where they are grouped (T,).
     """
 
     sums: np.ndarray
-    num_texts: int
-    num_clusters: int
+    num_parts: np.ndarray
+    counts: np.ndarray | None = None
+
+    @cached_property
+    def _numbers(self) -> tuple[int, int]:
+        """Number of texts and of clusters with scored tokens; a context may fill whole clusters."""
+        counts = np.ones_like(self.num_parts) if self.counts is None else self.counts
+        text_of = np.repeat(np.arange(len(self.num_parts)), self.num_parts)
+        scored = self.sums[:, 0] > 0
+        has_scored = np.bincount(text_of, scored, minlength=len(counts)) > 0
+        return int(counts[has_scored].sum()), int(counts[text_of][scored].sum())
+
+    @property
+    def num_texts(self) -> int:
+        """Number of texts with scored tokens."""
+        return self._numbers[0]
+
+    @property
+    def num_clusters(self) -> int:
+        """Number of clusters with scored tokens."""
+        return self._numbers[1]
 
     @property
     def sample(self) -> str:
@@ -230,12 +251,7 @@ class Blocks:
         Args:
             counts: how many texts each row is the sum of, where they are grouped (T,).
         """
-        sums = self._merged(num_parts)
-        counts = np.ones_like(num_parts) if counts is None else counts
-        text_of = np.repeat(np.arange(len(num_parts)), num_parts)
-        scored = sums[:, 0] > 0  # a context, or what surrounds a span, fills whole parts
-        has_scored = np.bincount(text_of, scored, minlength=len(num_parts)) > 0
-        return Clusters(sums, int(counts[has_scored].sum()), int(counts[text_of][scored].sum()))
+        return Clusters(self._merged(num_parts), num_parts, counts)
 
     def aligned(self, other: "Blocks") -> tuple["Blocks", "Blocks"]:
         """Return both with the same blocks, by position in the corpus.
