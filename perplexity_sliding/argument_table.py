@@ -175,6 +175,11 @@ def check_whole_number(name: str, value: object, low: int) -> None:
         raise ArgumentError(name, f"be at least {low}", got=str(value))
 
 
+def is_address(model_id: object) -> bool:
+    """Return whether the name of a model is the address of a server."""
+    return isinstance(model_id, str) and model_id.lower().startswith(("http://", "https://"))
+
+
 def is_unicode(text: str) -> bool:
     """Return whether a string has no lone surrogates."""
     try:

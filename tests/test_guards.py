@@ -775,6 +775,21 @@ def test_a_table_that_a_pass_shortens_is_refused(metric, tokenizer):
         metric.compute(predictions=["w5 w6 w7"], model=model, tokenizer=tokenizer)
 
 
+def check_batches(metric, tokenizer, model, texts, max_length, most):
+    """Check that texts have the same perplexities together as alone."""
+    together, alone = (
+        metric.compute(
+            predictions=texts,
+            model=model.eval(),
+            tokenizer=tokenizer,
+            max_length=max_length,
+            batch_size=size,
+        )
+        for size in (most, 1)
+    )
+    assert together["perplexities"] == pytest.approx(alone["perplexities"], rel=1e-5)
+
+
 @pytest.mark.skipif(
     not hasattr(transformers, "GlmMoeDsaConfig"), reason="this transformers has no such model"
 )
@@ -792,17 +807,7 @@ def test_layers_that_select_keys_read_no_padding(metric, tokenizer):
     model = transformers.AutoModelForCausalLM.from_config(config)
     enliven(model)
     texts = [random_text(length, seed=5) for length in (70, 9, 31, 150, 23, 47, 12, 90)]
-    together, alone = (
-        metric.compute(
-            predictions=texts,
-            model=model.eval(),
-            tokenizer=tokenizer,
-            max_length=32,
-            batch_size=size,
-        )
-        for size in (16, 1)
-    )
-    assert together["perplexities"] == pytest.approx(alone["perplexities"], rel=1e-5)
+    check_batches(metric, tokenizer, model, texts, max_length=32, most=16)
 
 
 @pytest.mark.parametrize("name", ["output_attentions", "output_hidden_states"])
@@ -878,14 +883,4 @@ def test_attention_to_a_choice_of_tokens_reads_no_padding(metric, tokenizer):
             layer.self_attn.A.normal_()
     lengths = (40, 31, 25, 47, 30, 28)
     texts = [random_text(length, seed=1, vocabulary=9) for length in lengths]  # of six words
-    together, alone = (
-        metric.compute(
-            predictions=texts,
-            model=model.eval(),
-            tokenizer=tokenizer,
-            max_length=64,
-            batch_size=size,
-        )
-        for size in (3, 1)
-    )
-    assert together["perplexities"] == pytest.approx(alone["perplexities"], rel=1e-5)
+    check_batches(metric, tokenizer, model, texts, max_length=64, most=3)

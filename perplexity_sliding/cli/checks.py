@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from ..argument_table import is_address
 from .messages import named
 from .options import by_numbers
-from .values import is_address
 
 # The file that marks a folder as a model.
 CONFIG = "config.json"

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..argument_table import is_address
 from ..digests import describe_probes
 from .measuring import model_names
 from .messages import command_name
@@ -24,7 +25,7 @@ from .tables import (
     scored_share,
     signature_fields,
 )
-from .values import is_address, without_secrets
+from .values import without_secrets
 
 SENTENCE = """\
 The perplexity of {model} is {perplexity}{interval} over {tokens:,} tokens{share} in {texts}{layout}, measured in \

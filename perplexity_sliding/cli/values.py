@@ -14,11 +14,6 @@ SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?", re.IGNORECASE)
 POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
-def is_address(name: str) -> bool:
-    """Return whether the name of a model is the address of a server."""
-    return name.lower().startswith(("http://", "https://"))
-
-
 def whole_number(low: int) -> Callable[[str], int]:
     """Return a parser of whole numbers of at least `low`."""
 

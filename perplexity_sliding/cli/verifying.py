@@ -9,9 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..argument_table import is_address
 from ..digests import probe_tolerance
 from ..protocols import PROTOCOLS, Protocol
-from .values import is_address, refuse_duplicates
+from .values import refuse_duplicates
 
 # Fields that identify a result, and are always printed.
 PARTS = ("signature", "texts_digest", "probe", "total_nll", "perplexity", "num_tokens")

@@ -14,6 +14,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import is_peft_available
 
+from ..argument_table import is_address
 from ..arguments import WITHOUT_ADAPTER
 from ..errors import ArgumentError, ArgumentTypeError, Wording
 from ..models.interface import Batch, EngineModel, LogitBlocks, Prefix, ScoredModel
@@ -31,11 +32,6 @@ MOST_CHARACTERS = 10**6
 SHOWN_TOKENS = 5
 # A name that begins with a host: one with a port, of numbers, or this machine.
 HOST = re.compile(r"([^/\\]+:\d+|\d+\.\d+\.\d+\.\d+|localhost)(/|$)", re.IGNORECASE)
-
-
-def is_address(model_id: object) -> bool:
-    """Return whether the name of a model is the address of a server."""
-    return isinstance(model_id, str) and model_id.lower().startswith(("http://", "https://"))
 
 
 def check_scheme(model_id: str, argument: str) -> None:
