@@ -294,7 +294,8 @@ Returns:
             context, they replace these keys: other shards may have longer texts.
         probe (float): mean nll (nats per token) of a fixed random text of 256 tokens, scored like
             the texts. Equal signatures and equal probes (to 1e-4 in float32, 0.005 in float16, 0.01
-            in bfloat16, 0.03 quantised or mixed) mean equal numbers; docs/safety.md lists the exceptions.
+            in bfloat16, 0.03 quantised or mixed) mean equal numbers of models loaded from files;
+            docs/safety.md lists the exceptions.
         long_probe (list or None): if the longest pass reads more than 256 tokens, mean nll of a
             random text of its length: [tokens, nll of the stretch that ends there], for 512, 1024,
             … tokens and the last one. Compare the stretches that two results share.
@@ -325,9 +326,8 @@ Returns:
         piece_scores (list of dict): with `return_token_scores` and such a reference, for each text
             the equally long lists offsets (characters of a piece that both tokenizers share and
             both models score), nll and reference_nll (nats).
-        signature, signature_short (str): identify the measurement. Equal signatures and equal texts
-            mean equal numbers up to rounding. `+modified` after the model's name means that hooks
-            or other code of the caller run in it, which no digest covers.
+        signature, signature_short (str): identify the measurement; see `probe`. `+modified` after the
+            model's name means that hooks or other code of the caller run in it, which no digest covers.
         measurements (list of dict): if `protocol`, `max_length` or `stride` is a list, for each
             combination the result of a single call, or its protocol, max_length and stride with
             the `error`; and, for all but the first, `ratio_to_first`: the paired ratio of its
