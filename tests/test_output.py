@@ -404,6 +404,15 @@ def test_fail_above_sets_the_exit_code(call):
     assert "perplexity" in outcome.out, "the table is printed all the same"
 
 
+def test_a_perplexity_barely_above_the_limit_is_not_shown_as_equal_to_it(call):
+    perplexity = call("a.txt", "--json").json["corpus"]["perplexity"]
+    outcome = call("a.txt", f"--fail-above={perplexity * (1 - 1e-12)!r}")
+    above, limit = re.search(
+        r"perplexity (\S+) is above --fail-above (\S+)\n", outcome.err
+    ).groups()
+    assert float(above) > float(limit)
+
+
 def test_a_gate_over_several_names_those_that_do_not_pass(call):
     first, second = (
         row["perplexity"] for row in call("a.txt", "--stride=16,8", "--json").json["measurements"]

@@ -210,11 +210,17 @@ def above_limit(report: Report, limit: float | None) -> list[str]:
     if limit is None:
         return []
     return [
-        f"perplexity {result['perplexity']:.8g}{of_what(result, report)} is above --fail-above "
-        f"{limit:.8g}"
+        f"perplexity {shown}{of_what(result, report)} is above --fail-above {shown_limit}"
         for result in report.results
         if not result["perplexity"] <= limit
+        for shown, shown_limit in [told_apart(result["perplexity"], limit)]
     ]
+
+
+def told_apart(number: float, limit: float) -> tuple[str, str]:
+    """Format two different numbers with eight digits, or all if these are the same."""
+    short = f"{number:.8g}", f"{limit:.8g}"
+    return short if short[0] != short[1] else (repr(number), repr(limit))
 
 
 def of_what(result: dict, report: Report) -> str:
