@@ -291,6 +291,8 @@ def test_tool_errors():
         ([1.002, 1.004], 0.005, "within 0.5 %"),
         ([1.002, 1.02], 0.01, "worse"),
         ([1.0, 1.0], None, "no clear difference"),
+        ([1 - 2e-7, 1 - 1e-7], None, "no clear difference"),  # the same weights, other code
+        ([1 + 1e-7, 1 + 2e-7], None, "no clear difference"),
     ],
 )
 def test_verdict(interval, margin, expected):

@@ -1,6 +1,7 @@
 """Texts scored in part: after contexts, in spans, in chats; the rest is read, not scored."""
 
 import itertools
+import json
 import math
 
 import numpy as np
@@ -342,6 +343,31 @@ def test_special_tokens_complete_no_characters(metric, context, text, completing
     numbers = tokenizer.convert_tokens_to_ids(completing)
     expected += rows[begin, numbers].logsumexp(0).item()
     assert result["total_nll"] == close(expected)
+
+
+def test_unused_ids_count_as_tokens_inside_words(metric):
+    """Of tokens behind their number, words and healing knew nothing: 0.7 nats, and an IndexError."""
+    model = make_model("llama", vocab_size=400)
+    results = []
+    for fillers in (100, 0):
+        written = json.loads(make_merging_tokenizer().backend_tokenizer.to_str())
+        vocabulary = written["model"]["vocab"]
+        for number, token in enumerate(["Ġo", "ld", "Ġold", "Ġa"], 380):
+            vocabulary[token] = number
+        vocabulary |= {f"q{number}q": 270 + number for number in range(fillers)}
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=Tokenizer.from_str(json.dumps(written)), bos_token="<bos>"
+        )
+        kwargs = {"model": model, "tokenizer": tokenizer}
+        words = metric.compute(predictions=["The old man is so old"], words=True, **kwargs)
+        healed = metric.compute(
+            predictions=["ld man"], contexts="An o", boundary="healed", **kwargs
+        )
+        results.append((words["word_scores"][0], healed["total_nll"]))
+    (words, healed), (other_words, other_healed) = results
+    assert words["surprisal"] == close(other_words["surprisal"])
+    assert words["space_nll"] == close(other_words["space_nll"])
+    assert healed == close(other_healed)
 
 
 def test_words_across_an_edge_have_the_healed_scores(metric, byte_model, merging):

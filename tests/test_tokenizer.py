@@ -11,7 +11,12 @@ from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers import models as token_models
 from transformers import PreTrainedTokenizerFast
 
-from perplexity_sliding.plan.tokenization import check_tokenizer, tokenizer_digest
+from perplexity_sliding.plan.tokenization import (
+    check_tokenizer,
+    tokenizer_digest,
+    tokens_of,
+    vocabulary_texts,
+)
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -131,3 +136,60 @@ def test_a_table_of_a_tokenizer_in_python_is_digested(tmp_path):
         digests.append(tokenizer_digest(transformers.GPTNeoXJapaneseTokenizer(*files)))
     assert digests[0] != digests[1]
     assert digests[0] == digests[2]
+
+
+def reloaded(folder, tokenizer, **changes):
+    """Save a tokenizer, change entries of its model, and load it again."""
+    tokenizer.save_pretrained(folder)
+    path = folder / "tokenizer.json"
+    written = json.loads(path.read_text())
+    for key, change in changes.items():
+        written["model"][key] = change(written["model"][key])
+    path.write_text(json.dumps(written))
+    return transformers.AutoTokenizer.from_pretrained(folder)
+
+
+def test_unused_ids_have_no_text(tmp_path):
+    """The ids behind the number of tokens were left out."""
+    loaded = reloaded(
+        tmp_path,
+        make_tokenizer(),
+        vocab=lambda ids: {w: n for w, n in ids.items() if n < 6 or n % 2},
+    )
+    end = 1 + max(loaded.get_vocab().values())
+    assert len(loaded) < end - 10
+    texts = vocabulary_texts(loaded)
+    assert len(texts) == end
+    for token, number in loaded.get_vocab().items():
+        assert texts[number].strip() == token
+    assert texts[8] == ""
+
+
+def test_of_two_words_with_one_id_the_same_is_read_each_time(tmp_path):
+    """The library returns a random one: four processes, four numbers."""
+    names = [f"x{number}" for number in range(20)]
+    loaded = [
+        reloaded(tmp_path, make_tokenizer(), vocab=lambda ids: ids | dict.fromkeys(names, 7))
+        for _ in range(6)
+    ]
+    assert len({tokenizer.convert_ids_to_tokens(7) for tokenizer in loaded}) > 1
+    assert {tuple(tokens_of(tokenizer, [7, 8])) for tokenizer in loaded} == {("w7", "w8")}
+
+
+def test_an_added_token_is_what_it_was_written_as(metric, gpt2, tmp_path):
+    """Once it was added both ways, the library returned it as normalised, saved and loaded not."""
+    tokenizer = make_tokenizer()
+    tokenizer.backend_tokenizer.normalizer = normalizers.Prepend(" ")
+    for normalized in (True, False):
+        tokenizer.add_tokens([transformers.AddedToken("<bos>", normalized=normalized)])
+    tokenizer.save_pretrained(tmp_path)
+    both = [tokenizer, transformers.AutoTokenizer.from_pretrained(tmp_path)]
+    bos = tokenizer.bos_token_id
+    assert both[0].convert_ids_to_tokens(bos) != both[1].convert_ids_to_tokens(bos)
+    assert [tokens_of(each, [bos]) for each in both] == [["<bos>"], ["<bos>"]]
+    one, other = (
+        metric.compute(predictions=["<bos>" + random_text(9)], model=gpt2, tokenizer=each)
+        for each in both
+    )
+    assert one["num_tokens"] == other["num_tokens"] == 9
+    assert one["total_nll"] == other["total_nll"]

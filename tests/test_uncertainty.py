@@ -321,6 +321,14 @@ def test_pvalues_of_no_difference_are_uniform(number):
 
 
 @pytest.mark.parametrize("number", [5, 20])
+def test_rounding_is_not_significant(number):
+    """The same weights under other code: a p-value of 0.06 that changed with the batch."""
+    terms = np.random.default_rng(6).uniform(1e-8, 1e-6, number)
+    assert estimate_ratio(terms, np.ones(number)).pvalue == 1.0
+    assert estimate_ratio(100 * terms, np.ones(number)).pvalue < 0.1
+
+
+@pytest.mark.parametrize("number", [5, 20])
 def test_no_difference_at_all(number):
     estimate = estimate_ratio(np.zeros(number), np.ones(number))
     assert (estimate.value, estimate.stderr, estimate.pvalue) == (0, 0, 1)

@@ -496,3 +496,24 @@ def test_a_comparison_from_python(call, text, metric, tmp_path, folder):
     path.write_text(json.dumps(result))
     outcome = call("--verify", path, text, f"--reference={other}", model=folder)
     assert "comparison.kl  differs" in outcome.out
+
+
+def test_what_rounding_decides_of_equal_models_is_not_compared(call, tmp_path, folder):
+    """Other code for attention: p-values and the tokens that differ most changed with the batch."""
+    path, text = tmp_path / "result.json", tmp_path / "long.txt"
+    text.write_text(random_text(300))
+    eager = '--model-kwargs={"attn_implementation": "eager"}'
+    call(text, f"--reference={folder}", eager, "--json", f"--output={path}", model=folder)
+    written = json.loads(path.read_text())
+    pair = written["models"][0]["comparison"]
+    assert 0 < abs(pair["perplexity_ratio"]["ratio"] - 1) < 1e-6
+    assert pair["verdict"] == "no clear difference"
+    pair["kl_largest_part"], pair["worst_tokens"][0]["text"] = 0.123, "another"
+    path.write_text(json.dumps(written))
+    outcome = call("--verify", path, text, model=folder)
+    assert outcome.out.endswith("\nverified\n")
+    assert "comparison.kl_largest_part, " in outcome.out
+    assert "comparison.worst_tokens.0.text" in outcome.out
+    pair["same_top"] = 0.5
+    path.write_text(json.dumps(written))
+    assert "comparison.same_top  differs" in call("--verify", path, text, model=folder).out

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..argument_table import is_address
-from ..digests import probe_tolerance
+from ..digests import ROUNDING, probe_tolerance
 from ..protocols import PROTOCOLS, Protocol
 from .values import refuse_duplicates
 
@@ -35,6 +35,8 @@ PER_UNIT = (
     "bits_per_byte", "bits_per_original_byte", "bits_per_character", "byte_perplexity",
     "word_perplexity",
 )  # fmt: skip
+# What is said of models of equal weights depends on rounding; `worst_tokens`, too.
+OF_EQUALS = ("pvalue", "accuracy_change_pvalue", "verdict", "summary", "kl_largest_part")
 # Quotients of counts.
 EXACT = ("scored_share",)
 MOST_SHOWN = 8
@@ -300,6 +302,8 @@ def compare(stored: dict, repeated: dict) -> Outcome:
             *(full, before, now, of_pairs if "comparison" in full else of_models, repeated)
         ):
             outcome.same.append(place)
+        elif is_of_equals(full, repeated):
+            outcome.not_compared.append(place)
         else:
             outcome.differing[place] = difference(name, before, now)
     return outcome
@@ -379,6 +383,21 @@ def agree(place: str, before: object, now: object, tolerance: float, repeated: d
         values = [math.log(value) for value in values]
     scale = scale_of(place, max(map(abs, values)), repeated)
     return math.isclose(*values, rel_tol=0.0, abs_tol=tolerance * scale)
+
+
+def is_of_equals(place: str, repeated: dict) -> bool:
+    """Return whether a value of a comparison depends on rounding, because both models are equal."""
+    owner, _, name = place.rpartition(".")
+    if name not in OF_EQUALS and "worst_tokens" not in place:
+        return False
+    while owner:
+        values = value_at(repeated, owner)
+        found = values if isinstance(values, dict) else {}
+        ratio = found.get("perplexity_ratio", found).get("ratio")
+        if ratio is not None:
+            return abs(ratio - 1) <= ROUNDING and found.get("kl", 0.0) <= ROUNDING
+        owner = owner.rpartition(".")[0]
+    return False
 
 
 def scale_of(place: str, size: float, repeated: dict) -> float:

@@ -102,6 +102,7 @@ class ScoredModel(Protocol):
         vocabulary_size: number of columns of its logits.  Known after `check`, as are the following.
         by_blocks: whether at most one block of logits exists at a time.
         prefixes_agree: whether scores do not depend on the length of the pass, as far as tested.
+        alone: whether a pass must be read alone, since others in its batch change its scores.
         probe: mean nll of the probe text, in nats per token; known after `prepare`.
         rows_tried: size of the largest batch whose passes have the same scores as alone.
         lock: must be held to run the model.
@@ -132,6 +133,9 @@ class ScoredModel(Protocol):
 
     @property
     def prefixes_agree(self) -> bool: ...
+
+    @property
+    def alone(self) -> bool: ...
 
     @property
     def probe(self) -> float | None: ...
@@ -225,6 +229,7 @@ class EngineModel:
     model = None
     device = torch.device("cpu")
     prefixes_agree = True  # `prepare` refuses any other
+    alone = False
     rows_tried = sys.maxsize
     description: str
     tokenizer: PreTrainedTokenizerBase

@@ -82,6 +82,7 @@ from .module import (
     number_format,
     parameters_of,
     precision,
+    rounds_batches,
     selects_keys,
 )
 from .probes import (
@@ -134,6 +135,7 @@ class Findings(NamedTuple):
         long_nlls: nlls (N,) of longer probe texts, by length of the pass; only of the longest if
             prefixes agree.
         rows_tried: size of the largest batch whose passes have the same scores as alone.
+        alone: whether a pass must be read alone, since others in its batch change its scores.
     """
 
     state: tuple
@@ -148,6 +150,7 @@ class Findings(NamedTuple):
     steps_singly: bool = False
     long_nlls: Mapping[int, np.ndarray] = {}
     rows_tried: int = 2
+    alone: bool = False
 
 
 _FINDINGS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
@@ -357,6 +360,10 @@ class LanguageModel:
         return self.findings.prefixes_agree
 
     @property
+    def alone(self) -> bool:
+        return self.findings.alone
+
+    @property
     def probe(self) -> float | None:
         """The probe; a call that reports it has read its beginning, see `_compare_beginning`."""
         self._compare_beginning()
@@ -548,8 +555,11 @@ class LanguageModel:
         number = self._find_head(expected)
         # The short passes were of one length, which does not show whether it matters.
         length = 1 if grows_frequencies(self.model) else expected.shape[1]
-        agree = not selects_keys(self.model)
-        return Findings(state, False, number, expected.shape[-1], length, prefixes_agree=agree)
+        alone = rounds_batches(self.model)
+        agree = not (alone or selects_keys(self.model))
+        return Findings(
+            *(state, False, number, expected.shape[-1], length), prefixes_agree=agree, alone=alone
+        )
 
     def _try_long_passes(self, length: int) -> None:
         """Test passes of this length; read them in chunks from now on if they do not fit."""
@@ -662,7 +672,8 @@ class LanguageModel:
         """Yield the logits of the scored rows of a batch on `device`, as a `Head` does."""
         padding = batch.ids.shape[1] - self._unread
         in_any_order = isinstance(self.head, BodyThenHead) and prefix is None
-        if self._unread and in_any_order and padding <= cheap_padding(self.device):
+        is_cheap = padding <= cheap_padding(self.device)
+        if self._unread and in_any_order and is_cheap and not self.alone:
             yield from self._after_beginning(batch, block_rows)
             return
         self._compare_beginning()

@@ -339,9 +339,12 @@ def unwrapped(model: Any) -> torch.nn.Module:
 
 
 def _acts_in_the_wrapper(adapter: Any) -> bool:
-    """Return whether PEFT's wrapper itself calculates: prompts, and the weights of X-LoRA's experts."""
-    is_mixture = getattr(adapter, "peft_type", None) == "XLORA"
-    return is_mixture or getattr(adapter, "is_prompt_learning", False)
+    """Return whether PEFT's wrapper itself calculates.
+
+    That is prompts, the weights of X-LoRA's experts, and Shadow's second network.
+    """
+    is_outside = getattr(adapter, "peft_type", None) in ("XLORA", "SHADOW")
+    return is_outside or getattr(adapter, "is_prompt_learning", False)
 
 
 def check_layers(config: PretrainedConfig, name: str) -> None:

@@ -353,6 +353,24 @@ def selects_keys(model: torch.nn.Module) -> bool:
     )
 
 
+def rounds_batches(model: torch.nn.Module) -> bool:
+    """Return whether quantised layers round the activations of a whole batch to one scale.
+
+    Then a pass must be read alone, and its scores depend on all of its tokens.
+    """
+    return any(
+        ".quantized.dynamic." in type(module).__module__
+        or any(map(_rounds_whole, module._parameters.values()))
+        for module in modules_of(model)
+    )
+
+
+def _rounds_whole(weight: object) -> bool:
+    """Return whether what a weight of torchao is multiplied by is rounded to one scale."""
+    granularity = getattr(getattr(weight, "act_quant_kwargs", None), "granularity", None)
+    return type(granularity).__name__ == "PerTensor"
+
+
 def grows_frequencies(model: torch.nn.Module) -> bool:
     """Return whether rotary frequencies depend on the length of a pass.
 

@@ -56,7 +56,9 @@ SETTINGS = (
 # Where transformers' layers are written; its classes beside them load models and generate texts.
 OF_LAYERS = ("transformers.models.", "transformers.activations")
 # Packages whose objects are digested by their settings.
-HOLDERS = (*KNOWN_PACKAGES, "bitsandbytes")
+HOLDERS = (
+    *KNOWN_PACKAGES, "bitsandbytes", "compressed_tensors", "gptqmodel", "hqq", "optimum", "torchao",
+)  # fmt: skip
 # Their settings for training, and for the origin of weights.
 OF_OBJECTS_WITHOUT_EFFECT = {
     "base_model_name_or_path", "tokenizer_name_or_path", "revision", "peft_version", "auto_mapping",

@@ -4,6 +4,7 @@ Every call hashes them again; torch's version counters are unsuitable, as fused 
 change them.
 """
 
+import re
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -23,6 +24,8 @@ FAR_DEVICES = ("cuda",)
 # Dtypes that numpy supports.
 NUMPY_TYPES = frozenset({torch.float32, torch.float16, torch.float64, torch.int64, torch.bool})
 
+# Where an object lies, in the description of a tensor's settings.
+ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 # Integer types by size in bytes, for checksums.
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # Numbers per sum, and sums at a time.
@@ -199,7 +202,7 @@ def _brought_in(module: torch.nn.Module) -> AbstractContextManager:
 
 
 def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield a tensor, or those that make up a quantised one: codes and scales."""
+    """Yield a tensor, or those that make up a quantised one: codes and scales, and its settings."""
     if type(tensor) in (torch.Tensor, torch.nn.Parameter) and not vars(tensor):
         yield tensor
         return
@@ -207,8 +210,11 @@ def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         yield from plain_tensors(tensor.full_tensor())
         return
     if hasattr(tensor, "__tensor_flatten__"):
-        for name in tensor.__tensor_flatten__()[0]:
+        names, settings = tensor.__tensor_flatten__()
+        for name in names:
             yield from plain_tensors(getattr(tensor, name))
+        written = ADDRESS.sub("", f"{type(tensor).__qualname__} {settings!r}")
+        yield torch.tensor(list(written.encode()), dtype=torch.uint8)
         return
     yield tensor
     for attribute in ("quant_state", "SCB"):  # bitsandbytes

@@ -9,6 +9,7 @@ import json
 import threading
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -60,8 +61,8 @@ PROBE_TOKENS = 1024
 # Digests of the last tokenizers without custom code, by their state.
 MOST_TRIED = 8
 _TRIED: dict[tuple[bytes, str], str] = {}
-# The size of a fast tokenizer's vocabulary, and its digest if two of its words have one id.
-_AMBIGUOUS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+# The ids of fast tokenizers.
+_KNOWN_IDS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 # Packages that methods of transformers' tokenizers are written in.
@@ -453,7 +454,7 @@ def without_start_token(
     """
     if len(stream) == 0 or stream.ids[0] != start_id:
         return stream
-    [written] = list(tokenizer.convert_ids_to_tokens([start_id]))
+    [written] = tokens_of(tokenizer, [start_id])
     if not text.lstrip().startswith(written):
         return stream
     return stream.without_first(begin=text.index(written) + len(written))
@@ -532,10 +533,71 @@ def _keep_all(settings: dict) -> dict:
     return settings | {"trim_offsets": False} if "trim_offsets" in settings else settings
 
 
+@dataclass(frozen=True)
+class VocabularyIds:
+    """The ids of a fast tokenizer's vocabulary, without added tokens.
+
+    Attributes:
+        num_words: the number of words.
+        end: the largest id and one; more than the number of words if ids are unused.
+        shared: for each id with several words, the alphabetically first.
+        digest: of all words, if ids are shared; "" otherwise.
+    """
+
+    num_words: int
+    end: int
+    shared: Mapping[int, str]
+    digest: str
+
+
+def vocabulary_ids(tokenizer: PreTrainedTokenizerBase) -> VocabularyIds | None:
+    """Return the ids of a fast tokenizer's vocabulary; None for a tokenizer in Python."""
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    if not hasattr(backend, "to_str"):
+        return None
+    num_words = backend.get_vocab_size(with_added_tokens=False)
+    known = _KNOWN_IDS.get(tokenizer)
+    if known is None or known.num_words != num_words:
+        words = backend.get_vocab(with_added_tokens=False)
+        shared = {number for number, count in Counter(words.values()).items() if count > 1}
+        ordered = sorted(words.items()) if shared else []
+        known = _KNOWN_IDS[tokenizer] = VocabularyIds(
+            num_words,
+            1 + max(words.values(), default=-1),
+            {number: word for word, number in reversed(ordered) if number in shared},
+            digest_of(ordered) if shared else "",
+        )
+    return known
+
+
+def tokens_of(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
+    """Return the tokens with some ids; "" for an unused id.
+
+    Of several words with one id, the tokenizers library returns a random one, and of an added token
+    at times what the normalizer makes of it.
+    """
+    known = vocabulary_ids(tokenizer)
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    written = {
+        **(known.shared if known else {}),
+        **{number: token.content for number, token in added.items()},
+    }
+    tokens = tokenizer.convert_ids_to_tokens(list(ids))
+    return [written.get(number, token) or "" for number, token in zip(ids, tokens)]
+
+
+def end_of_ids(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return the largest id of a token and one; more than the number of tokens if ids are unused."""
+    known = vocabulary_ids(tokenizer)
+    if known is None:
+        return 1 + max(tokenizer.get_vocab().values(), default=-1)
+    return max(known.end, 1 + max(tokenizer.added_tokens_decoder, default=-1))
+
+
 def vocabulary_texts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Decode every token of the vocabulary by id; an unused id gives ""."""
-    tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-    return token_texts(tokenizer, [token or "" for token in tokens])
+    tokens = tokens_of(tokenizer, range(end_of_ids(tokenizer)))
+    return [token and text for token, text in zip(tokens, token_texts(tokenizer, tokens))]
 
 
 def token_texts(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) -> list[str]:
@@ -700,16 +762,10 @@ def _backend_state(tokenizer: PreTrainedTokenizerBase, backend: Any) -> str:
     The JSON holds one word for each id, a random one if there are two; then its vocabulary is digested
     in its place.
     """
-    size = backend.get_vocab_size(with_added_tokens=False)
-    known = _AMBIGUOUS.get(tokenizer)
-    if known is None or known[0] != size:
-        vocabulary = backend.get_vocab(with_added_tokens=False)
-        is_ambiguous = len(set(vocabulary.values())) < len(vocabulary)
-        digest = digest_of(sorted(vocabulary.items())) if is_ambiguous else ""
-        known = _AMBIGUOUS[tokenizer] = size, digest
-    if known[1]:
+    known = vocabulary_ids(tokenizer)
+    if known is not None and known.digest:
         written = json.loads(backend.to_str()) | {"padding": None, "truncation": None}
-        written["model"]["vocab"] = known[1]
+        written["model"]["vocab"] = known.digest
         return as_json(written)
     # Truncation and padding come first in the JSON; parsing half a megabyte would be slow.
     return backend.to_str().split('"added_tokens":', 1)[-1]
@@ -809,9 +865,8 @@ def _try_out(tokenizer: PreTrainedTokenizerBase) -> list:
 
     The text has many scripts, then tokens from the whole vocabulary, unchanged and with swapped case.
     """
-    size = len(tokenizer)
-    numbers = list(range(0, size, max(1, size // PROBE_TOKENS)))
-    tokens = [token or "" for token in tokenizer.convert_ids_to_tokens(numbers)]
+    end = end_of_ids(tokenizer)
+    tokens = tokens_of(tokenizer, range(0, end, max(1, end // PROBE_TOKENS)))
     words = " ".join(tokens).replace("\u0120", " ").replace("\u2581", " ")
     texts = [PROBE_TEXT, words, words.swapcase()]
     if added := _added_words(tokenizer):

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..digests import ROUNDING
 from ..errors import ArgumentError
 from .uncertainty import Blocks, Estimate, as_ratio, estimate_ratio, share_interval
 
@@ -203,11 +204,11 @@ def verdict(interval: Interval, margin: float | None) -> str:
     if interval is None:
         return "too little text to tell"
     low, high = interval
-    if high < 1:
+    if high < 1 - ROUNDING:
         return "better"
     if margin is not None and is_within(interval, margin):
         return f"within {100 * margin:g} %"
-    if low > 1:
+    if low > 1 + ROUNDING:
         return "worse"
     return "no clear difference"
 

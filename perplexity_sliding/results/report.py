@@ -13,7 +13,7 @@ from ..digests import TextsDigest
 from ..errors import wording_of
 from ..models.interface import ScoredModel, describe_measurement
 from ..plan.measurement import Columns, Measurement, scatter_to_tokens
-from ..plan.tokenization import TokenizedText
+from ..plan.tokenization import TokenizedText, tokens_of
 from ..plan.windows import Window, count_inputs, guide_weights, merge_windows, num_scored, unite
 from ..protocols import count_words
 from ..scoring.measures import TOKEN_MEASURES
@@ -305,7 +305,7 @@ def token_scores(
     """List every token of a text with its score, `None` if unscored."""
     offsets = [None] * len(stream) if stream.offsets is None else stream.offsets.tolist()
     columns: dict[str, list] = {
-        "tokens": list(tokenizer.convert_ids_to_tokens(stream.ids.tolist())),
+        "tokens": tokens_of(tokenizer, stream.ids.tolist()),
         "offsets": offsets,
     }
     decoded = cache(lambda number: tokenizer.decode([number]))  # most tops are a few tokens

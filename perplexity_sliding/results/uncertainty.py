@@ -29,6 +29,8 @@ from functools import cached_property
 import numpy as np
 from scipy.special import stdtr, stdtrit
 
+from ..digests import ROUNDING
+
 # Minimum number of texts to use texts as the sample.
 ENOUGH_TEXTS = 10
 # Number of parts with fewer texts: more parts would be shorter than the range over which tokens
@@ -377,6 +379,8 @@ def _tested(estimate: Estimate, moved: np.ndarray, shares: np.ndarray) -> Estima
         shares: each cluster's share in the whole (C,).
     """
     value = estimate.value
+    if abs(value) <= ROUNDING:
+        return replace(estimate, pvalue=1.0)
     if estimate.num_clusters < MANY_CLUSTERS:
         pvalue = sign_flip_pvalue(shares * value + (1 - shares) * moved)
     elif not estimate.stderr:

@@ -184,7 +184,7 @@ class CarryingScorer:
         self.rows = count_rows(logits_memory, [model])
         if model.device.type == "cpu":
             self.rows = min(self.rows, CPU_BATCH_TOKENS)
-        self.batch_size = 1 if reader.alone else min(batch_size, self.rows)
+        self.batch_size = 1 if reader.alone or model.alone else min(batch_size, self.rows)
 
     @torch.inference_mode()
     def score(

@@ -93,6 +93,7 @@ class Body:
         self.device, self.head, self.prefixes_agree = model.device, head, model.prefixes_agree
         # so that batches are equal to those with the model
         self.vocabulary_size, self.by_blocks = model.vocabulary_size, model.by_blocks
+        self.alone = model.alone
 
     def logits(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
         self.forget_passes()

@@ -109,6 +109,8 @@ class Scorer:
                 self.block_rows = min(self.block_rows, CPU_BLOCK_ROWS)
         if not all(model.prefixes_agree for model in models):
             self.padding = 0  # a padded pass would be read as a longer one
+        if any(model.alone for model in models):
+            self.batch_tokens = 1
 
     @torch.inference_mode()
     def score(
