@@ -478,3 +478,12 @@ def test_shadow_is_digested_with_its_second_network(metric, tokenizer):
         model.base_model.shadow_backbone["default"].embed_tokens.weight.data[ids] += 1
     assert results[0]["perplexity"] != pytest.approx(results[1]["perplexity"], rel=1e-3)
     assert results[0]["signature"].split("|")[1] != results[1]["signature"].split("|")[1]
+
+
+@pytest.mark.parametrize("kind", ["PromptTuningConfig", "PromptEncoderConfig"])
+def test_prompts_that_lengthen_a_text_are_refused_with_the_cause(metric, tokenizer, kind):
+    model = tuned(kind, {"num_virtual_tokens": 4}, make_model("llama"))
+    with pytest.raises(
+        ValueError, match=r"logits of the shape.*16, .*\(prompt tuning, p-tuning\) are"
+    ):
+        metric.compute(predictions=[random_text(9)], model=model, tokenizer=tokenizer)

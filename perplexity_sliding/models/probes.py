@@ -77,6 +77,9 @@ _TABLES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 PLAIN = (bool, int, float, str, torch.Tensor, type(None))
 # Placeholder for a missing attribute.
 MISSING = object()
+WITH_PROMPTS = (
+    "Adapters that put tokens before the text (prompt tuning, p-tuning) are not supported."
+)
 IN_INFERENCE_MODE = (
     "It writes to tensors that torch's inference mode protects, as FSDP2's hooks do. Pass a model "
     "without them, such as one loaded from a checkpoint."
@@ -194,8 +197,11 @@ def plain_logits(model: torch.nn.Module, ids: torch.Tensor, name: str) -> torch.
         )
     if logits.ndim != 3 or logits.shape[:2] != ids.shape:
         raise ValueError(
-            f"{name} must return logits of the shape (texts, tokens, vocabulary), but for token ids "
-            f"{tuple(ids.shape)} it returned {tuple(logits.shape)}."
+            Wording(
+                f"{name} must return logits of the shape (texts, tokens, vocabulary), but for token "
+                f"ids {tuple(ids.shape)} it returned {tuple(logits.shape)}.",
+                WITH_PROMPTS if hasattr(model, "peft_config") else "",
+            )
         )
     return logits
 
