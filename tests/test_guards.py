@@ -853,6 +853,37 @@ def test_routers_of_adapters_that_have_not_run_are_refused(metric, tokenizer, tm
         assert result["total_nll"] == pytest.approx(expected, rel=1e-5)
 
 
+def test_weights_that_the_first_pass_truncates_are_refused(metric, tokenizer, tmp_path):
+    """KaSA's base, where it is loaded later: the first call digested other weights than it scored."""
+    peft = pytest.importorskip("peft")
+    if not hasattr(peft, "KasaConfig"):
+        pytest.skip("this peft has no KaSA")
+    lora = peft.LoraConfig(r=2, target_modules=["q_proj"], kasa_config=peft.KasaConfig())
+    peft.get_peft_model(make_model("llama"), lora).save_pretrained(tmp_path)
+    model = peft.PeftModel.from_pretrained(make_model("llama"), tmp_path, low_cpu_mem_usage=True)
+    with pytest.raises(ValueError, match=r"`model` must have run once.*KaSA truncates the base"):
+        metric.compute(predictions=TEXTS, model=model.eval(), tokenizer=tokenizer)
+    with torch.no_grad():
+        model(input_ids=torch.tensor([[BOS]]))
+    one, again = (
+        metric.compute(predictions=TEXTS, model=model, tokenizer=tokenizer) for _ in range(2)
+    )
+    assert one["signature"] == again["signature"] and one["total_nll"] == again["total_nll"]
+
+
+def test_adapters_that_sample_are_refused(metric, tokenizer):
+    """Noise can be of rare tokens only, which no probe reads: 11.08 and 11.16 nats in two calls."""
+    peft = pytest.importorskip("peft")
+    if not hasattr(peft, "PveraConfig"):
+        pytest.skip("this peft has no PVeRA")
+    config = peft.PveraConfig(r=2, target_modules=["q_proj"], sample_at_inference=True)
+    model = peft.get_peft_model(make_model("llama"), config).eval()
+    with pytest.raises(ValueError, match=r"'default' with `sample_at_inference`.* Load it with"):
+        metric.compute(predictions=TEXTS, model=model, tokenizer=tokenizer)
+    with model.disable_adapter():
+        metric.compute(predictions=TEXTS, model=model, tokenizer=tokenizer)
+
+
 def test_adapters_that_the_next_pass_unmerges_are_refused(metric, tokenizer):
     """The first call changed the weights that the second one digested."""
     peft = pytest.importorskip("peft")

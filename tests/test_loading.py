@@ -449,6 +449,27 @@ def test_the_folder_of_an_adapter_is_looked_at(folder):
     assert loading.files_state(folder, {}, {}) == before
 
 
+@pytest.mark.parametrize(
+    "kwargs, place",
+    [
+        ({"subfolder": "s"}, "s"),  # where the weights of the base are read, too
+        ({"adapter_kwargs": {"subfolder": "s"}}, ""),
+    ],
+    ids=["subfolder", "adapter_kwargs"],
+)
+def test_the_base_of_an_adapter_is_looked_at(folder, tmp_path, kwargs, place):
+    """Weights that were overwritten there were not seen: 7.29 nats, where a new process gave 7.45."""
+    inner = Path(folder, "s")
+    inner.mkdir()
+    base = tmp_path / "base" / place
+    base.mkdir(parents=True)
+    written = {"peft_type": "LORA", "base_model_name_or_path": str(tmp_path / "base")}
+    (inner / "adapter_config.json").write_text(json.dumps(written))
+    before = loading.files_state(folder, kwargs, {})
+    (base / "model.safetensors").write_bytes(b"weights")
+    assert loading.files_state(folder, kwargs, {}) != before
+
+
 def test_the_working_folder_is_not_looked_at(folder, tmp_path, monkeypatch):
     """It was taken for the base of an adapter where there is none."""
     monkeypatch.chdir(tmp_path)

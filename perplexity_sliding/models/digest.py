@@ -21,6 +21,7 @@ from .module import (
     calls_own_code,
     has_known_hooks,
     holds_own_tensors,
+    implementations,
     is_growing_rotary,
     is_known,
     is_under_a_mode,
@@ -81,14 +82,14 @@ def _own_settings(
         settings: its entries that affect the logits.
         read: see `names_read`.
     """
-    as_whole = settings, getattr(whole, "_attn_implementation", None)
+    as_whole = settings, *implementations(whole)
     known = {id(whole): as_whole}  # most modules share one object
     places = []
     for name, attribute, config in configs:
         if not isinstance(config, transformers.PretrainedConfig):
             continue
         if id(config) not in known:
-            known[id(config)] = _settings(config, read), config._attn_implementation
+            known[id(config)] = _settings(config, read), *implementations(config)
         if known[id(config)] != as_whole:
             places.append([name, attribute, *known[id(config)]])
     return places
@@ -200,14 +201,16 @@ def _shortens_rows(module: torch.nn.Module) -> bool:
 
 
 def _is_unfinished(module: torch.nn.Module) -> bool:
-    """Return whether a module is a router of PEFT's Arrow that has not yet run with its adapters.
+    """Return whether a module of PEFT changes weights in its first pass, and has not yet run.
 
-    Its first pass finds their prototypes and subtracts the general adapters from the others.
+    Arrow's router finds the prototypes of its adapters, and subtracts the general adapters from the others;
+    KaSA truncates the base's weights, if they were loaded later.
     """
     own = vars(module)
     subtracts = own.get("use_gks") and not own.get("gks_done")
+    truncates = own.get("_lora_kasa_truncation_deferred")
     return own.get("_protos_ready") is False or bool(
-        subtracts or own.get("gks_added_adapter_names")
+        subtracts or truncates or own.get("gks_added_adapter_names")
     )
 
 
@@ -320,9 +323,9 @@ def runs_own_code(built: Built, code: LibraryCode) -> bool:
 def state_of_code(built: Built) -> tuple:
     """Return what a forward pass depends on besides weights and settings, to compare two calls."""
     structure = built.structure
-    attention = [getattr(config, "_attn_implementation", None) for _, _, config in built.configs()]
+    chosen = [implementations(config) for _, _, config in built.configs()]
     of_modules = structure if structure.is_comparable else structure.calls
-    return of_modules, is_under_a_mode(), attention
+    return of_modules, is_under_a_mode(), chosen
 
 
 def active_adapters(built: Built) -> str | None:
@@ -360,9 +363,9 @@ def check_examinable(built: Built, name: str) -> None:
 
 
 def check_adapters(built: Built, name: str) -> None:
-    """Refuse adapters whose next pass writes weights, or that begin to act in the middle of a text.
+    """Refuse adapters whose next pass writes weights, that sample, or that begin to act within a text.
 
-    For the latter, PEFT's wrapper finds the last of their invocation tokens, so a token's score would
+    For the last, PEFT's wrapper finds the last of their invocation tokens, so a token's score would
     depend on those after it; the model inside the wrapper, which is scored, does not run them at all.
 
     Args:
@@ -379,8 +382,9 @@ def check_adapters(built: Built, name: str) -> None:
         )
     if built.structure.is_unfinished:
         raise ValueError(
-            f"{name} must have run once with its adapters, because Arrow's routers compute their "
-            "prototypes, and subtract general knowledge, in the first pass. Run the model on any text."
+            f"{name} must have run once with its adapters, because they change weights in the first pass: "
+            "Arrow's routers compute prototypes and subtract general knowledge, KaSA truncates the base. "
+            "Run the model on any text."
         )
     active = (active_adapters(built) or "").split("+")
     for adapter, settings in getattr(built.model, "peft_config", {}).items():
@@ -389,6 +393,11 @@ def check_adapters(built: Built, name: str) -> None:
                 f"{name} must have no activated LoRA, got the adapter {adapter!r} with "
                 "`alora_invocation_tokens`: which tokens it acts on depends on later tokens. Disable "
                 "the adapter to score the model without it."
+            )
+        if adapter in active and getattr(settings, "sample_at_inference", False):
+            raise ValueError(
+                f"{name} must be deterministic, got the adapter {adapter!r} with `sample_at_inference`: "
+                "it draws random numbers in each pass. Load it with sample_at_inference=False."
             )
 
 

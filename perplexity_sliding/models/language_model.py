@@ -74,6 +74,8 @@ from .logits import (
 from .module import (
     evaluating,
     grows_frequencies,
+    has_experts,
+    implementations,
     input_device,
     input_embeddings,
     library_code,
@@ -293,12 +295,14 @@ class LanguageModel:
         """Return everything that scores of given tokens depend on, in the signature's order."""
         built = self._built or examine(self.model)
         adapters = active_adapters(built)
+        attention, experts = implementations(getattr(self.model, "config", None))
         return {
             "model": self.name + ("+modified" if modifications(built) else ""),
             "revision": self.revision,
             "dtype": number_format(self.model),
             **({} if adapters is None else {"adapters": adapters}),
-            "attention": getattr(getattr(self.model, "config", None), "_attn_implementation", None),
+            "attention": attention,
+            **({"experts": experts} if experts and has_experts(self.model) else {}),
             **({"passes": "apart"} if self._reads_apart(built) else {}),
             "transformers": transformers.__version__,
             "torch": torch.__version__,

@@ -259,9 +259,13 @@ def files_state(model_id: str, model_kwargs: dict, tokenizer_kwargs: dict) -> tu
     if os.path.isdir(model_id):
         of_adapter = model_kwargs.get("adapter_kwargs") or {}
         given: tuple[dict, ...] = ({}, model_kwargs, tokenizer_kwargs, of_adapter)
-        folders = [os.path.join(model_id, kwargs.get("subfolder") or "") for kwargs in given]
-        base = base_of_adapter(model_id, model_kwargs)
-        folders += [] if base is None else [base]
+        bases = [base_of_adapter(model_id, kwargs) for kwargs in (model_kwargs, of_adapter)]
+        folders = [
+            os.path.join(folder, kwargs.get("subfolder") or "")
+            for folder in (model_id, *bases)
+            if folder is not None
+            for kwargs in given
+        ]
         inner = [name for folder in folders for name in _inner_folders(folder)]
         places = [*folders, *inner, *places]
     else:

@@ -342,6 +342,19 @@ def precision(model: torch.nn.Module) -> torch.dtype:
     return torch.float16 if torch.float16 in dtypes else torch.float32
 
 
+def implementations(config: object) -> tuple[str | None, str | None]:
+    """Return the chosen implementations of attention and of mixtures of experts; None for a default."""
+    names = ("_attn_implementation", "_experts_implementation")
+    attention, experts = (getattr(config, name, None) for name in names)
+    return attention, experts
+
+
+def has_experts(model: torch.nn.Module) -> bool:
+    """Return whether a model is a mixture of experts, of whose implementations transformers has several."""
+    can_choose = getattr(model, "_can_set_experts_implementation", None)
+    return can_choose is not None and bool(can_choose())
+
+
 def selects_keys(model: torch.nn.Module) -> bool:
     """Return whether layers select the keys that they attend to, as an indexer of sparse attention does.
 

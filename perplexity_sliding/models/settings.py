@@ -35,7 +35,7 @@ WITHOUT_EFFECT = {
     "dtype", "torch_dtype", "name_or_path", "training", "use_cache", "return_dict",
     "output_hidden_states", "output_attentions", "output_router_logits", "router_aux_loss_coef",
     "gradient_checkpointing", "is_gradient_checkpointing", "warnings_issued", "padding_idx",
-    "generation_config", "hf_quantizer", "peft_config",
+    "generation_config", "hf_quantizer", "peft_config", "hf_device_map",
     "_is_hf_initialized", "_active_adapter", "_disable_adapters", "_protos_ready",
 }  # fmt: skip
 # Special tokens, which modules keep for their weights, too.
