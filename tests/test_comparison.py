@@ -186,7 +186,7 @@ def test_by_context():
 def test_worst_tokens():
     scores = scores_of([5], kl=[0.1, INF, 0.3, 0.3, 0.0])
     assert worst_tokens(scores, 3).tolist() == [1, 2, 3]
-    assert len(worst_tokens(scores, 10)) == 5
+    assert worst_tokens(scores, 10).tolist() == [1, 2, 3, 0], "not the one that is the same"
 
 
 def test_the_same_model():

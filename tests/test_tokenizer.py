@@ -192,3 +192,15 @@ def test_an_added_token_is_what_it_was_written_as(metric, gpt2, tmp_path):
     )
     assert one["num_tokens"] == other["num_tokens"] == 9
     assert one["total_nll"] == other["total_nll"]
+
+
+def test_merges_of_two_words_with_one_id_are_digested_by_id(tmp_path):
+    """The library wrote them with a random word: each process had another digest."""
+    loaded = [
+        reloaded(tmp_path, make_pairing(), vocab=lambda ids: ids | {"x1": 3, "x2": ids["in"]})
+        for _ in range(6)
+    ]
+    assert len({each.backend_tokenizer.to_str() for each in loaded}) > 1
+    assert len({tokenizer_digest(each) for each in loaded}) == 1
+    other = reloaded(tmp_path, make_pairing(), merges=lambda merges: merges[1:])
+    assert tokenizer_digest(other) != tokenizer_digest(make_pairing())

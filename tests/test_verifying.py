@@ -498,7 +498,7 @@ def test_a_comparison_from_python(call, text, metric, tmp_path, folder):
     assert "comparison.kl  differs" in outcome.out
 
 
-def test_what_rounding_decides_of_equal_models_is_not_compared(call, tmp_path, folder):
+def test_what_is_said_of_equal_models_does_not_depend_on_rounding(call, tmp_path, folder):
     """Other code for attention: p-values and the tokens that differ most changed with the batch."""
     path, text = tmp_path / "result.json", tmp_path / "long.txt"
     text.write_text(random_text(300))
@@ -508,12 +508,34 @@ def test_what_rounding_decides_of_equal_models_is_not_compared(call, tmp_path, f
     pair = written["models"][0]["comparison"]
     assert 0 < abs(pair["perplexity_ratio"]["ratio"] - 1) < 1e-6
     assert pair["verdict"] == "no clear difference"
-    pair["kl_largest_part"], pair["worst_tokens"][0]["text"] = 0.123, "another"
+    assert pair["summary"].startswith("No difference between the model and the reference:")
+    assert pair["perplexity_ratio"]["pvalue"] == 1.0
+    assert pair["kl_largest_part"] is None and pair["worst_tokens"] == []
+    verify = ("--verify", path, text, "--batch-size=1")
+    assert call(*verify, model=folder).out.endswith("\nverified\n")
+    for name, value in {
+        "verdict": "worse",
+        "summary": "It is worse.",
+        "kl_largest_part": 0.9,
+    }.items():
+        path.write_text(
+            json.dumps(
+                {
+                    "models": [{**written["models"][0], "comparison": pair | {name: value}}],
+                    "options": written["options"],
+                }
+            )
+        )
+        assert f"comparison.{name}  differs" in call(*verify, model=folder).out
+
+
+def test_names_that_were_swapped_are_said(call, text, tmp_path):
+    """Each number stood under the name of the other model."""
+    other = save(tmp_path / "other", make_model("gpt2", seed=5), make_tokenizer())
+    path = tmp_path / "result.json"
+    call(text, f"--model={other}", "--json", f"--output={path}")
+    written = json.loads(path.read_text())
+    one, two = written["models"]
+    one["name"], two["name"] = two["name"], one["name"]
     path.write_text(json.dumps(written))
-    outcome = call("--verify", path, text, model=folder)
-    assert outcome.out.endswith("\nverified\n")
-    assert "comparison.kl_largest_part, " in outcome.out
-    assert "comparison.worst_tokens.0.text" in outcome.out
-    pair["same_top"] = 0.5
-    path.write_text(json.dumps(written))
-    assert "comparison.same_top  differs" in call("--verify", path, text, model=folder).out
+    assert main.main(["--verify", str(path), str(text), "-q"]) == 1

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..argument_table import is_address
-from ..digests import ROUNDING, probe_tolerance
+from ..digests import probe_tolerance
 from ..protocols import PROTOCOLS, Protocol
 from .values import refuse_duplicates
 
@@ -35,8 +35,6 @@ PER_UNIT = (
     "bits_per_byte", "bits_per_original_byte", "bits_per_character", "byte_perplexity",
     "word_perplexity",
 )  # fmt: skip
-# What is said of models of equal weights depends on rounding; `worst_tokens`, too.
-OF_EQUALS = ("pvalue", "accuracy_change_pvalue", "verdict", "summary", "kl_largest_part")
 # Quotients of counts.
 EXACT = ("scored_share",)
 MOST_SHOWN = 8
@@ -285,11 +283,12 @@ def compare(stored: dict, repeated: dict) -> Outcome:
     nats per token; in comparisons, by the larger one of the two models.
     """
     of_models, of_pairs = tolerances(repeated)
+    named = [row["name"] for row in results_of(repeated).values() if "name" in row]
     outcome = Outcome(list(results_of(stored)), names_of(stored))
     for place, before, now in pairs(stored, repeated):
         name = place.rpartition(".")[2]
         full, place = place, place.removeprefix("corpus.")
-        is_name = name in NAMES and "worst_tokens" not in full
+        is_name = name in NAMES and "worst_tokens" not in full and before not in named
         is_of_call = is_name or full.startswith("options.")
         if name in COSTS or (is_of_call and before != now):
             outcome.not_compared.append(place)
@@ -302,8 +301,6 @@ def compare(stored: dict, repeated: dict) -> Outcome:
             *(full, before, now, of_pairs if "comparison" in full else of_models, repeated)
         ):
             outcome.same.append(place)
-        elif is_of_equals(full, repeated):
-            outcome.not_compared.append(place)
         else:
             outcome.differing[place] = difference(name, before, now)
     return outcome
@@ -383,21 +380,6 @@ def agree(place: str, before: object, now: object, tolerance: float, repeated: d
         values = [math.log(value) for value in values]
     scale = scale_of(place, max(map(abs, values)), repeated)
     return math.isclose(*values, rel_tol=0.0, abs_tol=tolerance * scale)
-
-
-def is_of_equals(place: str, repeated: dict) -> bool:
-    """Return whether a value of a comparison depends on rounding, because both models are equal."""
-    owner, _, name = place.rpartition(".")
-    if name not in OF_EQUALS and "worst_tokens" not in place:
-        return False
-    while owner:
-        values = value_at(repeated, owner)
-        found = values if isinstance(values, dict) else {}
-        ratio = found.get("perplexity_ratio", found).get("ratio")
-        if ratio is not None:
-            return abs(ratio - 1) <= ROUNDING and found.get("kl", 0.0) <= ROUNDING
-        owner = owner.rpartition(".")[0]
-    return False
 
 
 def scale_of(place: str, size: float, repeated: dict) -> float:

@@ -45,6 +45,7 @@ NO_TOKEN = -1
 TOKENIZER_PROVENANCE = (
     "name_or_path", "file", "padding", "pad_token", "truncation", "max_length", "verbose", "template",
     "chat", "backend", "local", "special_tokens", "cache", "init_",
+    "total_vocab_size",
     "deprecation_warnings",
 )  # fmt: skip
 # The probe text, which is followed by PROBE_TOKENS tokens of the vocabulary.
@@ -760,11 +761,15 @@ def _backend_state(tokenizer: PreTrainedTokenizerBase, backend: Any) -> str:
     """Return the state of a fast tokenizer as JSON, without truncation and padding.
 
     The JSON holds one word for each id, a random one if there are two; then its vocabulary is digested
-    in its place.
+    in its place, and its merges are written as ids.
     """
     known = vocabulary_ids(tokenizer)
     if known is not None and known.digest:
         written = json.loads(backend.to_str()) | {"padding": None, "truncation": None}
+        words = backend.get_vocab(with_added_tokens=False)
+        merges = written["model"].get("merges", ())
+        pairs = (m.split(" ") if isinstance(m, str) else m for m in merges)
+        written["model"]["merges"] = [[words.get(word) for word in pair] for pair in pairs]
         written["model"]["vocab"] = known.digest
         return as_json(written)
     # Truncation and padding come first in the JSON; parsing half a megabyte would be slow.

@@ -16,6 +16,8 @@ from ..digests import ROUNDING
 from ..errors import ArgumentError
 from .uncertainty import Blocks, Estimate, as_ratio, estimate_ratio, share_interval
 
+# Equal weights differ by less in float32, in nats, at a single token.
+TOKEN_ROUNDING = 1e-5
 # Bounds of the reference's highest probability, as in exllamav3's qbench: where the reference is
 # unsure, every change has a large effect; where it is sure, only damage has.
 CONFIDENCE_BOUNDS = (0.0, 0.25, 0.5, 0.75, 0.95, 1.0)
@@ -172,12 +174,12 @@ def in_words(word: str, of_models: dict, what: str, num_texts: int) -> str:
     ratio, interval = of_models["ratio"], of_models["interval"]
     if ratio is None or not math.isfinite(ratio):
         return f"There is no ratio, because the {what} of the model or the reference is infinite."
-    change = f"its {what} is {change_in_words(ratio) if ratio != 1 else 'the same'}"
+    change = f"its {what} is {'the same' if is_one(ratio) else change_in_words(ratio)}"
     if interval is None:
         return (
             f"The model against the reference: {change}. There is not enough text for an interval."
         )
-    if ratio == interval[0] == interval[1] == 1:
+    if all(map(is_one, (ratio, *interval))):
         return f"No difference between the model and the reference: the {what} of both is the same."
     low, high = (change_in_words(bound) for bound in interval)
     sure = f"{change} (95 % interval: {low} to {high})."
@@ -187,6 +189,11 @@ def in_words(word: str, of_models: dict, what: str, num_texts: int) -> str:
     if word.startswith("within"):
         return f"The model is {word} of the reference: {sure}"
     return f"No clear difference between the model and the reference: {sure}"
+
+
+def is_one(ratio: float) -> bool:
+    """Return whether a ratio differs from 1 by no more than rounding."""
+    return abs(ratio - 1) <= ROUNDING
 
 
 def change_in_words(ratio: float) -> str:
@@ -226,10 +233,12 @@ def divergences(scores: PairedScores, clusters: PairedClusters) -> dict:
         result |= {name: estimate.value, f"{name}_interval": positive_interval(estimate)}
     kl = scores["kl"]
     _, sums = clusters.sums(kl)
+    total = float(sums.sum())
+    is_clear = ROUNDING * len(kl) < total < math.inf
     return result | {
         "kl_percentiles": percentiles(kl),
         # a mean over a single text is as uncertain as that text
-        "kl_largest_part": float(sums.max() / sums.sum()) if 0 < sums.sum() < math.inf else None,
+        "kl_largest_part": float(sums.max() / total) if is_clear else None,
         "num_infinite_kl": int(np.isinf(kl).sum()),
         "outside_mass": {
             "model": float(scores["outside"].mean()),
@@ -381,10 +390,12 @@ def standard_error(values: np.ndarray) -> float:
 def worst_tokens(scores: PairedScores, number: int) -> np.ndarray:
     """Find the tokens with the largest divergence (at most `number`,), the largest first.
 
-    Where only the tokens' own probabilities are known, those that change most.
+    Where only the tokens' own probabilities are known, those that change most.  None is listed whose
+    change is rounding.
     """
     size = scores.columns["kl"] if "kl" in scores.columns else np.abs(scores.differences)
-    return np.argsort(-size, kind="stable")[:number]
+    largest = np.argsort(-size, kind="stable")[:number]
+    return largest[size[largest] > TOKEN_ROUNDING]
 
 
 # --- other tokenizers: by the byte ----------------------------------------------------------------
