@@ -1160,6 +1160,17 @@ def test_small_numbers_that_are_flushed():
     assert probe_tolerance("model:x|dtype:float32+flush|") == probe_tolerance("dtype:float32|")
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_the_default_dtype(dtype):
+    """OPT counts positions in it: 0.19 nats a token under one signature."""
+    model = make_model("gpt2")
+    torch.set_default_dtype(dtype)
+    try:
+        assert number_format(model) == f"float32+default({str(dtype)[6:]})"
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_a_model_that_got_another_vocabulary_and_was_saved(tmp_path):
     model = make_model("gpt2")
     model.resize_token_embeddings(90)

@@ -285,7 +285,9 @@ def number_format(model: torch.nn.Module) -> str:
             parts.append(f"autocast({device},{dtype})")
     if matmul_precision() != "highest":
         parts.append(f"matmul({matmul_precision()})")
-    if not float(torch.tensor(1e-39) * 1):  # by `torch.set_flush_denormal`
+    if torch.get_default_dtype() != torch.float32:  # in which some models count positions
+        parts.append(f"default({str(torch.get_default_dtype()).removeprefix('torch.')})")
+    if not float(torch.tensor(1e-39, dtype=torch.float32) * 1):  # by `torch.set_flush_denormal`
         parts.append("flush")
     return "+".join(parts)
 
