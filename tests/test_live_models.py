@@ -16,7 +16,7 @@ from perplexity_sliding.digests import same_probe
 from perplexity_sliding.models.digest import examine, runs_own_code
 from perplexity_sliding.models.interface import ProbeText
 from perplexity_sliding.models.language_model import LanguageModel
-from perplexity_sliding.models.module import is_known, library_code
+from perplexity_sliding.models.module import evaluating, is_known, library_code
 
 TEXTS = [random_text(60), random_text(33, seed=1)]
 
@@ -415,3 +415,17 @@ def test_a_function_of_ones_own_within_a_wrapper_of_a_library(measure, monkeypat
     before = measure(model)
     settings["factor"] = 2.0
     check_seen(before, measure(model))
+
+
+def test_a_call_that_is_interrupted_at_its_start_restores_the_mode(monkeypatch):
+    """Between the change of the mode and the rest, a model stayed in evaluation mode."""
+    model = make_model("gpt2").train()
+
+    def interrupted():
+        torch.nn.Module.eval(model)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(model, "eval", interrupted)
+    with pytest.raises(KeyboardInterrupt), evaluating(model):
+        pass
+    assert all(module.training for module in model.modules())

@@ -159,11 +159,11 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
     training = {module: module.training for module in modules_of(model)}
     others = _other_outputs(model)
     is_training = any(training.values())
-    if is_training:
-        model.eval()
-    for settings, name, value in others:
-        settings[name] = not value
     try:
+        if is_training:
+            model.eval()
+        for settings, name, value in others:
+            settings[name] = not value
         _rescale(training)
         yield
     finally:
