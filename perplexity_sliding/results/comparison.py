@@ -390,8 +390,8 @@ def standard_error(values: np.ndarray) -> float:
 def worst_tokens(scores: PairedScores, number: int) -> np.ndarray:
     """Find the tokens with the largest divergence (at most `number`,), the largest first.
 
-    Where only the tokens' own probabilities are known, those that change most.  None is listed whose
-    change is rounding.
+    Where only the tokens' own probabilities are known, those that change most.  Changes within
+    rounding are not listed.
     """
     size = scores.columns["kl"] if "kl" in scores.columns else np.abs(scores.differences)
     largest = np.argsort(-size, kind="stable")[:number]

@@ -110,7 +110,7 @@ class Scorer:
         if not all(model.prefixes_agree for model in models):
             self.padding = 0  # a padded pass would be read as a longer one
         if any(model.alone for model in models):
-            self.batch_tokens = 1
+            self.batch_tokens = 1  # every pass is longer, and runs alone
 
     @torch.inference_mode()
     def score(
