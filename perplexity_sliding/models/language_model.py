@@ -311,10 +311,10 @@ class LanguageModel:
     def _reads_apart(self, built: Built) -> bool:
         """Return whether no pass is read as a part of a longer one because of code of one's own.
 
-        The libraries' code is known by its version, and for which of it the length of a pass matters need
-        not show in each part of a run.
+        The libraries' code is known by its version, quantised layers by their settings, and for which of
+        them the length of a pass matters need not show in each part of a run.
         """
-        if self._found is None or self.prefixes_agree:
+        if self._found is None or self.prefixes_agree or self.alone:
             return False
         code = library_code(built.structure.of_libraries)
         return bool(modifications(built)) or runs_own_code(built, code)

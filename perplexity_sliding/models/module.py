@@ -369,15 +369,22 @@ def selects_keys(model: torch.nn.Module) -> bool:
 
 
 def rounds_batches(model: torch.nn.Module) -> bool:
-    """Return whether quantised layers round the activations of a whole batch to one scale.
+    """Return whether quantised layers round each token by what is in the whole batch.
 
     Then a pass must be read alone, and its scores depend on all of its tokens.
     """
     return any(
         ".quantized.dynamic." in type(module).__module__
+        or _splits_columns(module)
         or any(map(_rounds_whole, module._parameters.values()))
         for module in modules_of(model)
     )
+
+
+def _splits_columns(module: torch.nn.Module) -> bool:
+    """Return whether bitsandbytes leaves columns unrounded in which any token has an outlier."""
+    is_int8 = type(module).__name__ == "Linear8bitLt"
+    return is_int8 and getattr(vars(module).get("state"), "threshold", 0) > 0
 
 
 def _rounds_whole(weight: object) -> bool:
