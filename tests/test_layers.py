@@ -24,7 +24,7 @@ FLOORS = (
     {"argument_table"},
     {"errors", "protocols", "digests", "about"},
 )
-MOST_FILES = 51
+MOST_FILES = 52
 # Modules that say what a folder is.
 FOLDERS = {"__init__", "__main__", "results", "scoring", "engines", "models", "plan"}
 CLIENTS = ("cli", "views", "finding")  # of the engine

@@ -32,7 +32,7 @@ from perplexity_sliding.models.digest import examine, model_revision
 from perplexity_sliding.models.interface import ProbeText
 from perplexity_sliding.models.module import named_modules, number_format
 from perplexity_sliding.models.weights import weights_digest
-from perplexity_sliding.plan.tokenization import tokenizer_digest
+from perplexity_sliding.plan.tokenizer_digest import tokenizer_digest
 
 TEXTS = [random_text(60), random_text(33, seed=1)]
 

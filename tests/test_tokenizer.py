@@ -11,12 +11,8 @@ from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers import models as token_models
 from transformers import PreTrainedTokenizerFast
 
-from perplexity_sliding.plan.tokenization import (
-    check_tokenizer,
-    tokenizer_digest,
-    tokens_of,
-    vocabulary_texts,
-)
+from perplexity_sliding.plan.tokenization import tokens_of, vocabulary_texts
+from perplexity_sliding.plan.tokenizer_digest import check_tokenizer, tokenizer_digest
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 

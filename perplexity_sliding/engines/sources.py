@@ -20,7 +20,8 @@ from ..errors import ArgumentError, ArgumentTypeError, Wording
 from ..models.interface import Batch, EngineModel, LogitBlocks, Prefix, ScoredModel
 from ..models.language_model import LanguageModel, lock_of
 from ..models.loading import files_state, resolve_device, resolve_dtype, snapshot
-from ..plan.tokenization import check_tokenizer, tokenize
+from ..plan.tokenization import tokenize
+from ..plan.tokenizer_digest import check_tokenizer
 from ..plan.windows import ContextLimit
 from .gguf import GGUFModel, is_gguf
 from .vllm import adopt_vllm, is_vllm

@@ -13,7 +13,8 @@ from transformers import PreTrainedTokenizerBase
 
 from ..errors import ArgumentError
 from ..models.digest import model_name
-from ..plan.tokenization import check_tokenizer, shared_lock
+from ..plan.tokenization import shared_lock
+from ..plan.tokenizer_digest import check_tokenizer
 from ..plan.windows import ContextLimit
 from .served import ServedModel
 from .server_apis import VLLM, AnswerError, LogprobsAPI, Prompt, TokenValues

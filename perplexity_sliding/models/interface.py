@@ -30,7 +30,7 @@ from transformers.cache_utils import Cache
 
 from ..about import VERSION
 from ..digests import DIGITS
-from ..plan.tokenization import tokenizer_digest
+from ..plan.tokenizer_digest import tokenizer_digest
 from ..plan.windows import ContextLimit
 
 # Tokenizers without a limit state one of about 1e30.

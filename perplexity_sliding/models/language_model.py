@@ -21,7 +21,8 @@ import transformers
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import ArgumentError, ArgumentTypeError
-from ..plan.tokenization import check_tokenizer, shared_lock, tokenizer_digest
+from ..plan.tokenization import shared_lock
+from ..plan.tokenizer_digest import check_tokenizer, tokenizer_digest
 from ..plan.windows import ContextLimit
 from .digest import (
     Built,

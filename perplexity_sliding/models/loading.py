@@ -35,7 +35,7 @@ from transformers.utils import cached_file, is_peft_available
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from ..errors import ArgumentError, ArgumentTypeError, Wording
-from ..plan.tokenization import check_repeatable
+from ..plan.tokenizer_digest import check_repeatable
 from ..plan.windows import ContextLimit
 from .interface import LARGEST_LIMIT
 from .module import text_config

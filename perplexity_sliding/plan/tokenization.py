@@ -1,4 +1,4 @@
-"""Convert texts to token ids: encodings, start tokens, joined texts.
+"""Convert texts to token ids and tokens to texts: encodings, start tokens, joined texts.
 
 This module depends on tokenizers, not on models.  Arrays are numpy arrays: ids (N,), and offsets
 (N, 2) in characters of the original text, which include the white space of a token.
@@ -14,23 +14,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from types import FunctionType
 from typing import Any, cast
 
 import numpy as np
 import xxhash
 from tokenizers import processors
-from transformers import AddedToken, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from ..digests import as_json, digest_of
-from ..errors import ArgumentError, ArgumentTypeError, Wording
+from ..errors import ArgumentError, Wording
 from ..protocols import Start
 
 Chat = Sequence[Mapping[str, Any]]
-
-# Long words have many segmentations, so a tokenizer that samples practically never repeats one.
-TRIAL = "Incomprehensibilities notwithstanding, counterrevolutionaries mischaracterized it. " * 4
-TRIALS = 4
 
 # Texts per call of the tokenizer: enough to keep its threads busy, few enough that the Python lists
 # it returns stay small.
@@ -40,34 +35,8 @@ _LOCKS_LOCK = threading.Lock()
 # No id of any token.
 NO_TOKEN = -1
 
-# Parts of the names of settings that are of a tokenizer's origin, padding, truncation or chats, or
-# that are digested elsewhere; one that was saved and loaded has more of them.
-TOKENIZER_PROVENANCE = (
-    "name_or_path", "file", "padding", "pad_token", "truncation", "max_length", "verbose", "template",
-    "chat", "backend", "local", "special_tokens", "cache", "init_",
-    "total_vocab_size",
-    "deprecation_warnings",
-)  # fmt: skip
-# The probe text, which is followed by PROBE_TOKENS tokens of the vocabulary.
-PROBE_TEXT = (
-    "The quick brown fox; it's 1,234.56 EUR (or 0x7f)!  Two  spaces,\ttab\r\nand\n\nlines. "
-    "na\u00efve nai\u0308ve \ufb01ne \u201cquoted\u201d \u2014 \u2026 \u00a0 \u200b \u3000 "
-    "\u0414\u043e\u0431\u0440\u044b\u0439 \u03ba\u03cc\u03c3\u03bc\u03b5 "
-    "\u0645\u0631\u062d\u0628\u0627 \u05e9\u05dc\u05d5\u05dd \u0928\u092e\u0938\u094d\u0924\u0947 "
-    "\u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35 \u4f60\u597d\u3002\u3053\u3093\u306b\u3061\u306f "
-    "\uc548\ub155 \U0001f469\u200d\U0001f4bb\U0001f1fa\U0001f1f3 <b>x</b> https://a.b/c?d=e#f "
-    "def f(x): return {'a': [x**2 % 3]} # ok <s> </s> <unk> <|endoftext|> IOI \u0130\u0131\u00df"
-)
-PROBE_TOKENS = 1024
-# Digests of the last tokenizers without custom code, by their state.
-MOST_TRIED = 8
-_TRIED: dict[tuple[bytes, str], str] = {}
 # The ids of fast tokenizers.
 _KNOWN_IDS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-
-
-# Packages that methods of transformers' tokenizers are written in.
-WRITERS = ("transformers", "huggingface_hub")
 
 Range = tuple[int, int]
 
@@ -280,7 +249,7 @@ def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
     A token that is special for padding alone is not: no text is padded, and any may be chosen.
     """
     added = getattr(tokenizer, "added_tokens_decoder", {}).items()
-    named = {*_roles(tokenizer).values(), *_extra_special(tokenizer)}
+    named = {*_roles(tokenizer).values(), *extra_special(tokenizer)}
     ids = map(tokenizer.convert_tokens_to_ids, sorted(named))
     return {*ids, *(number for number, token in added if token.special)} - {None}
 
@@ -291,7 +260,7 @@ def _roles(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
     return {k: v for k, v in roles if k != "pad_token" and isinstance(v, str)}
 
 
-def _extra_special(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+def extra_special(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """List the special tokens without a role."""
     names = ("extra_special_tokens", "additional_special_tokens")
     lists = (getattr(tokenizer, name, None) for name in names)
@@ -637,245 +606,3 @@ def _anchor(tokenizer: PreTrainedTokenizerBase) -> str:
 
 def _cut(text: str, head: str, tail: str) -> str:
     return text[len(head) : len(text) - len(tail)]
-
-
-# --- checks ---------------------------------------------------------------------------------------
-
-
-def check_tokenizer(tokenizer: Any, argument: str = "tokenizer") -> None:
-    """Check that an object is a tokenizer, and a deterministic one.
-
-    Raises:
-        TypeError: it is not a tokenizer.
-        ValueError: it samples, or has a part that cannot be identified.
-    """
-    needed = ("convert_ids_to_tokens", "is_fast")  # which mistral-common's has not
-    if not callable(tokenizer) or not all(hasattr(tokenizer, name) for name in needed):
-        raise ArgumentTypeError(
-            argument, "be a transformers tokenizer", got=type(tokenizer).__name__
-        )
-    check_repeatable(tokenizer, f"`{argument}`")
-
-
-def check_repeatable(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """Check that a tokenizer is deterministic.
-
-    Args:
-        name: its name in an error.
-
-    Raises:
-        ValueError: it samples, or has a part that cannot be identified.
-    """
-    setting = random_setting(tokenizer)
-    if setting is None and _has_own_code(tokenizer):
-        # The tokenizers library samples only by its settings.
-        first, *others = tokenize(tokenizer, [TRIAL] * TRIALS)
-        if any(not np.array_equal(other.ids, first.ids) for other in others):
-            setting = f"a {type(tokenizer).__name__} that encoded one text in two ways"
-    if setting is not None:
-        raise ValueError(
-            f"{name} must be deterministic, got {setting}: it samples its segmentation, so scores are "
-            "not reproducible. Disable sampling."
-        )
-    part = part_in_python(tokenizer)
-    if part is not None:
-        raise ValueError(
-            f"{name} must consist of components of the tokenizers library, got a {part} in Python, "
-            "which a signature cannot identify. Use one of the library's, or a subclass of "
-            "PreTrainedTokenizer."
-        )
-
-
-def random_setting(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Describe the setting that makes a tokenizer sample; None without one."""
-    model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
-    for setting in ("dropout", "alpha"):  # of byte-pair encoding and unigram models
-        value = getattr(model, setting, None)
-        if value:
-            return f"`backend_tokenizer.model.{setting}`={value:.3g}"
-    sampling = getattr(tokenizer, "sp_model_kwargs", None) or {}
-    return "`sp_model_kwargs` with enable_sampling" if sampling.get("enable_sampling") else None
-
-
-def part_in_python(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Return the name of a component of a fast tokenizer in Python; None without one."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    for name in ("normalizer", "pre_tokenizer", "decoder"):
-        part = getattr(backend, name, None)
-        try:
-            if part is not None:
-                part.__getstate__()
-        except Exception:  # the library's own components can be serialised
-            return name.replace("_", "-")
-    return None
-
-
-# --- the digest -----------------------------------------------------------------------------------
-
-
-def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Digest everything that affects encoding and decoding, except padding and truncation.
-
-    The digest covers the tokenizer's state, and its tokens of a probe text, which identify custom
-    code.
-    """
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is not None and hasattr(backend, "to_str"):
-        state: list[Any] = [_backend_state(tokenizer, backend)]
-        state.append(getattr(tokenizer, "split_special_tokens", False))
-    else:
-        settings = _plain_settings(tokenizer)
-        given = {
-            key: str(value) if isinstance(value, AddedToken) else value
-            for key, value in getattr(tokenizer, "init_kwargs", {}).items()
-            if key not in settings and not any(word in key for word in TOKENIZER_PROVENANCE)
-        }
-        state = [type(tokenizer).__name__, sorted(tokenizer.get_vocab().items()), settings, given]
-        state += _rules(tokenizer)
-    special: dict = dict(tokenizer.special_tokens_map)
-    if tokenizer.is_fast:  # others keep the padding token whole, wherever it is
-        special.pop("pad_token", None)
-    if extra := _extra_special(tokenizer):
-        special["extra"] = extra
-    if _has_own_code(tokenizer):
-        offsets = [part.offsets for part in _encode_probe(tokenizer)]
-        tried = [_try_out(tokenizer), [None if o is None else o.tolist() for o in offsets]]
-        return digest_of([digest_of([state, special]), *tried])
-    # Usually it is one of the last; serialising its state would take several times longer.  Its tokens
-    # of a short text show changed code whatever its form.
-    written, *others = state
-    hashed = xxhash.xxh3_128(written.encode())
-    for part in _encode_probe(tokenizer):
-        hashed.update(part.ids.tobytes())
-        hashed.update(b"" if part.offsets is None else part.offsets.tobytes())
-    key = (hashed.digest(), repr([others, special]))
-    digest = _TRIED.get(key)
-    if digest is None:
-        if len(_TRIED) >= MOST_TRIED:
-            _TRIED.clear()
-        digest = _TRIED[key] = digest_of([digest_of([state, special]), _try_out(tokenizer)])
-    return digest
-
-
-def _backend_state(tokenizer: PreTrainedTokenizerBase, backend: Any) -> str:
-    """Return the state of a fast tokenizer as JSON, without truncation and padding.
-
-    The JSON holds one word for each id, a random one if there are two; then its vocabulary is digested
-    in its place, and its merges are written as ids.
-    """
-    known = vocabulary_ids(tokenizer)
-    if known is not None and known.digest:
-        written = json.loads(backend.to_str()) | {"padding": None, "truncation": None}
-        words = backend.get_vocab(with_added_tokens=False)
-        merges = written["model"].get("merges", ())
-        pairs = (m.split(" ") if isinstance(m, str) else m for m in merges)
-        written["model"]["merges"] = [[words.get(word) for word in pair] for pair in pairs]
-        written["model"]["vocab"] = known.digest
-        return as_json(written)
-    # Truncation and padding come first in the JSON; parsing half a megabyte would be slow.
-    return backend.to_str().split('"added_tokens":', 1)[-1]
-
-
-def _rules(tokenizer: Any) -> list:
-    """List what determines how a tokenizer in Python splits a text, besides its vocabulary."""
-    ranks: dict = getattr(tokenizer, "bpe_ranks", {})
-    added = getattr(tokenizer, "added_tokens_decoder", {})
-    parts = [
-        (name, part)  # such as the WordPiece of BERT-like ones
-        for name, part in sorted(vars(tokenizer).items())
-        if type(part).__module__.startswith("transformers.")
-    ]
-    return [
-        sorted(ranks, key=lambda pair: ranks[pair]),
-        [_sentencepiece(owner) for owner in (tokenizer, *(part for _, part in parts))],
-        sorted((number, repr(token)) for number, token in added.items()),
-        sorted(getattr(tokenizer, "_added_tokens_encoder", {}).items()),
-        getattr(tokenizer, "split_special_tokens", False),
-        *([name, _plain_settings(part)] for name, part in parts),
-    ]
-
-
-def _sentencepiece(owner: object) -> list[str]:
-    """Digest the models of SentencePiece of a tokenizer, or of a part of it."""
-    held = (value for _, value in sorted(getattr(owner, "__dict__", {}).items()))
-    protos = [m.serialized_model_proto() for m in held if hasattr(m, "serialized_model_proto")]
-    return [xxhash.xxh3_128(proto).hexdigest() for proto in protos]
-
-
-def _plain_settings(owner: object) -> dict:
-    """Return the attributes of a tokenizer, or a part of it, that consist of numbers and strings."""
-    return {
-        name: sorted(map(repr, value)) if isinstance(value, set) else value
-        for name, value in getattr(owner, "__dict__", {}).items()
-        if not name.startswith("_")
-        and not any(word in name for word in TOKENIZER_PROVENANCE)
-        and _is_plain(value)
-    }
-
-
-def _is_plain(value: object) -> bool:
-    """Return whether a value is a number or a string, or consists of such."""
-    if isinstance(value, dict):
-        return all(isinstance(key, str) for key in value) and all(map(_is_plain, value.values()))
-    if isinstance(value, list | tuple | set):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, bool | int | float | str | np.generic)
-
-
-def _has_own_code(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Check whether custom code may affect how a tokenizer encodes."""
-    kind = type(tokenizer)
-    return (
-        not (tokenizer.is_fast and kind.__module__.startswith("transformers."))
-        or any(
-            callable(value) and callable(getattr(kind, name, None))
-            for name, value in vars(tokenizer).items()
-        )
-        or any(map(_is_replaced, kind.__mro__))
-    )
-
-
-def _is_replaced(kind: type) -> bool:
-    """Check whether a method of a class of transformers was written elsewhere."""
-    if not kind.__module__.startswith("transformers."):
-        return False
-    return any(
-        isinstance(value, FunctionType)
-        and value.__globals__.get("__name__", "").partition(".")[0] not in WRITERS
-        for value in vars(kind).values()
-    )
-
-
-def _encode_probe(tokenizer: PreTrainedTokenizerBase) -> list[TokenizedText]:
-    """Encode a probe text of many scripts, without and with special tokens."""
-    return [
-        *tokenize(tokenizer, [PROBE_TEXT, _added_words(tokenizer)], with_offsets=True),
-        *tokenize(tokenizer, [PROBE_TEXT], "default"),
-    ]
-
-
-def _added_words(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Join the added tokens that are normalised, in several cases.
-
-    They are recognised as the normalizer wrote them when they were added; its settings may have been
-    changed in place since.
-    """
-    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
-    words = sorted(token.content for token in added if token.normalized)
-    return " ".join(case(word) for word in words for case in (str, str.lower, str.upper))
-
-
-def _try_out(tokenizer: PreTrainedTokenizerBase) -> list:
-    """Encode a probe text, and decode some tokens of the vocabulary.
-
-    The text has many scripts, then tokens from the whole vocabulary, unchanged and with swapped case.
-    """
-    end = end_of_ids(tokenizer)
-    tokens = tokens_of(tokenizer, range(0, end, max(1, end // PROBE_TOKENS)))
-    words = " ".join(tokens).replace("\u0120", " ").replace("\u2581", " ")
-    texts = [PROBE_TEXT, words, words.swapcase()]
-    if added := _added_words(tokenizer):
-        texts.append(added)
-    streams = tokenize(tokenizer, texts)
-    streams += tokenize(tokenizer, [PROBE_TEXT], "default")
-    return [[stream.ids.tolist() for stream in streams], token_texts(tokenizer, tokens)]
