@@ -279,6 +279,20 @@ def test_a_folder_that_holds_an_adapter(metric, folder, adapted):
 
 
 @pytest.mark.filterwarnings("ignore:.*fan_in_fan_out")
+def test_an_adapter_of_an_incomplete_model(metric, folder, adapted):
+    """The base's report is lost in transformers 5: each load had other random weights."""
+    path, _ = adapted
+    weights = safetensors.torch.load_file(Path(folder, "model.safetensors"))
+    kept = {name: weight for name, weight in weights.items() if "h.1.mlp" not in name}
+    assert len(kept) < len(weights)
+    safetensors.torch.save_file(kept, Path(folder, "model.safetensors"), {"format": "pt"})
+    with pytest.raises(
+        ValueError, match=r"4 are missing .*first: transformer\.h\.1\.mlp\.c_fc\.bias"
+    ):
+        metric.compute(predictions=TEXTS, model_id=path)
+
+
+@pytest.mark.filterwarnings("ignore:.*fan_in_fan_out")
 def test_an_adapter_that_acts_from_a_token_on_is_refused(metric, tokenizer):
     """Unless it is disabled: the number is then that of the model without it."""
     peft = pytest.importorskip("peft")
@@ -470,6 +484,29 @@ def test_the_base_of_an_adapter_is_looked_at(folder, tmp_path, kwargs, place):
     before = loading.files_state(folder, kwargs, {})
     (base / "model.safetensors").write_bytes(b"weights")
     assert loading.files_state(folder, kwargs, {}) != before
+
+
+@pytest.mark.parametrize(
+    "named, written",
+    [
+        ("s/model.safetensors", "s/model.safetensors"),
+        (
+            "s/model.safetensors.index.json",
+            "t/model.safetensors",
+        ),  # shards are of the model's folder
+    ],
+)
+def test_weights_that_the_configuration_names_are_looked_at(folder, named, written):
+    """In a subfolder, they were not seen: 310 for 1,295."""
+    config = Path(folder, "config.json")
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"transformers_weights": named}))
+    for name in ("s", "t"):
+        Path(folder, name).mkdir()
+    index = {"weight_map": {"weight": "t/model.safetensors"}}
+    Path(folder, "s/model.safetensors.index.json").write_text(json.dumps(index))
+    before = loading.files_state(folder, {}, {})
+    Path(folder, written).write_bytes(b"weights")
+    assert loading.files_state(folder, {}, {}) != before
 
 
 def test_the_working_folder_is_not_looked_at(folder, tmp_path, monkeypatch):

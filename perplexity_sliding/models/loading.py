@@ -187,6 +187,8 @@ def load_model(
         )
         model, report = loaded
     missing = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
+    if not missing and hasattr(model, "peft_config"):
+        missing = _unread_weights(model)
     if missing:
         raise ValueError(
             f"{name} must have all weights of its architecture, but {len(missing)} are missing or "
@@ -199,6 +201,23 @@ def load_model(
         return model
     with _naming(name):
         return model.to(device)
+
+
+def _unread_weights(model: torch.nn.Module) -> list[str]:
+    """Return the names of parameters that were in no file of an adapter or its base model.
+
+    The report of transformers 5 is of the adapter alone, but it marks every tensor that it has read.
+    """
+    if Version(transformers.__version__).major < 5:
+        return []
+    ignored = getattr(model, "_keys_to_ignore_on_load_missing", None) or ()
+    return sorted(
+        name
+        for name, parameter in model.named_parameters()
+        if not getattr(parameter, "_is_hf_initialized", False)
+        and not parameter.is_meta  # in a file of its own, with disk offload
+        and not any(re.search(pattern, name) for pattern in ignored)
+    )
 
 
 def _load_config(model_id: str, kwargs: dict) -> PretrainedConfig:
@@ -283,17 +302,24 @@ def _files_in(folder: str) -> list[str]:
 
 
 def _inner_folders(folder: str) -> Iterator[str]:
-    """Yield the subfolders of a model's folder that have templates, or weights that indices name."""
+    """Yield the subfolders of a model's folder that have templates, or weights that files name."""
     yield os.path.join(folder, "additional_chat_templates")
-    yield from _folders_of_shards(folder)
+    config = _read_json(Path(folder, CONFIGS[0]))
+    named = os.path.join(folder, os.path.dirname(str(config.get("transformers_weights", ""))))
+    yield named
+    for index in (path for place in {folder, named} for path in Path(place).glob("*.index.json")):
+        shards = _read_json(index).get("weight_map")
+        for shard in shards.values() if isinstance(shards, dict) else ():
+            yield os.path.join(folder, os.path.dirname(str(shard)))
 
 
-def _folders_of_shards(folder: str) -> Iterator[str]:
-    """Yield the subfolders of a model's folder that the indices of its weights name."""
-    for index in Path(folder).glob("*.index.json"):
-        with suppress(OSError, ValueError, AttributeError):  # loading raises a better error
-            shards = json.loads(index.read_text("utf-8"))["weight_map"].values()
-            yield from {os.path.join(folder, os.path.dirname(shard)) for shard in shards}
+def _read_json(path: Path) -> dict:
+    """Read an object from a file; an empty one if there is none, since loading raises a better error."""
+    with suppress(OSError, ValueError):
+        content = json.loads(path.read_text("utf-8"))
+        if isinstance(content, dict):
+            return content
+    return {}
 
 
 def _file_state(state: os.stat_result) -> tuple[int, ...]:
