@@ -62,7 +62,7 @@ def test_scored_rows_alone_run_through_the_layer():
     layer.register_forward_hook(lambda module, inputs, output: shapes.append(output.shape))
     shortcut.plain_forward = layer
     hidden = torch.randn(2, 3, 4)
-    shortcut.scored = torch.tensor([1, 5])
+    shortcut.begin(torch.tensor([1, 5]))
     output = shortcut(hidden)
     assert shapes == [(1, 2, 4)]
     expected = torch.zeros(6, 4)
@@ -124,6 +124,18 @@ def test_a_layer_that_reads_other_rows_runs_whole(metric, lively):
     assert isinstance(head, BodyThenHead)
     assert not any(isinstance(shortcut, ScoredRows) for shortcut in head.in_body.values())
     agrees_with_naive(metric, lively)
+
+
+@pytest.mark.parametrize("part", ["block", "mlp"])
+def test_a_layer_that_runs_twice_runs_whole(metric, part):
+    """Rows that are not scored were zeros for the attention after its first run: 2 nats a token."""
+    model = make_model("llama", num_hidden_layers=4, use_cache=False)
+    layers = model.model.layers
+    if part == "block":
+        model.model.layers = torch.nn.ModuleList([*layers[:2], *layers[:2]])
+    else:
+        layers[1].mlp = layers[3].mlp
+    agrees_with_naive(metric, model)
 
 
 def test_a_layer_that_later_ones_read_runs_whole(metric, lively):

@@ -53,14 +53,26 @@ def model_revision(model: torch.nn.Module, commit: str | None) -> str:
     adapter does not cover its base model.
     """
     built = examine(model)
+    dtypes = _dtypes(built.modules)
     if commit is None or built.structure.adapters:
-        commit = weights_digest(built.modules)
+        commit, dtypes = weights_digest(built.modules), []
     whole = getattr(model, "config", None)
     read = names_read(built.structure.kinds)
     settings = _settings(whole, read)
-    own = _own_settings(built.configs(), whole, settings, read) + _loose_numbers(built)
+    own = _own_settings(built.configs(), whole, settings, read) + _loose_numbers(built) + dtypes
     line = ", ".join([as_json(settings), built.line(), *map(as_json, own)])
     return f"{commit[:DIGITS]}.{digest_of_line(f'[{line}]')}"
+
+
+def _dtypes(modules: Modules) -> list:
+    """List the dtypes of weights by name, if there are several: a commit says nothing of them."""
+    dtypes = [
+        [f"{name}.{own}", str(tensor.dtype)]
+        for name, module in modules
+        for own, tensor in (*module._parameters.items(), *module._buffers.items())
+        if tensor is not None and tensor.is_floating_point()
+    ]
+    return dtypes if len({dtype for _, dtype in dtypes}) > 1 else []
 
 
 def _settings(config: object, read: frozenset[str]) -> dict:

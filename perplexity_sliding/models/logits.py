@@ -112,7 +112,7 @@ class BodyThenHead:
         """Compute the body's last hidden states of the scored rows (R, D)."""
         for shortcut in self.in_body.values():
             if isinstance(shortcut, ScoredRows):
-                shortcut.scored = scored
+                shortcut.begin(scored)
         with replaced_forwards(self.in_body):
             output = self.body(
                 **{self.body_ids: ids}, **after_prefix(self.body, self.body_kwargs, prefix)
@@ -218,14 +218,27 @@ class ScoredRows:
 
     Attributes:
         scored: indices of the scored rows (R,) in the batch.
+        has_run: whether the pass has run it.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.plain_forward = module.forward
-        self.scored = torch.empty(0, dtype=torch.long)
+        self.begin(torch.empty(0, dtype=torch.long))
+
+    def begin(self, scored: torch.Tensor) -> None:
+        """Begin another pass."""
+        self.scored = scored
+        self.has_run = False
 
     def __call__(self, *states: torch.Tensor) -> torch.Tensor:
-        """Return the layer's output (B, T, D) for its inputs, each (B, T, D)."""
+        """Return the layer's output (B, T, D) for its inputs, each (B, T, D).
+
+        Raises:
+            RuntimeError: it runs a second time, so there is attention after the first.
+        """
+        if self.has_run:
+            raise RuntimeError("the model runs its last feed-forward layer twice")
+        self.has_run = True
         shape = states[0].shape[:2]
         if len(self.scored) == shape.numel():
             return self.plain_forward(*states)

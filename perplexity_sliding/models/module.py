@@ -5,7 +5,7 @@ import operator
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property, partial, partialmethod
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -283,6 +283,9 @@ def number_format(model: torch.nn.Module) -> str:
         if torch.is_autocast_enabled(device):
             dtype = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
             parts.append(f"autocast({device},{dtype})")
+    for autocast in _autocasts_within(model):
+        dtype = str(autocast.fast_dtype).removeprefix("torch.") if autocast._enabled else "off"
+        parts.append(f"autocast({autocast.device},{dtype})")
     if matmul_precision() != "highest":
         parts.append(f"matmul({matmul_precision()})")
     if torch.get_default_dtype() != torch.float32:  # in which some models count positions
@@ -290,6 +293,20 @@ def number_format(model: torch.nn.Module) -> str:
     if not float(torch.tensor(1e-39, dtype=torch.float32) * 1):  # by `torch.set_flush_denormal`
         parts.append("flush")
     return "+".join(parts)
+
+
+def _autocasts_within(model: torch.nn.Module) -> list[torch.autocast]:
+    """List what casts within a model's own forwards, outermost first, as accelerate's mixed precision does."""
+    found = []
+    for module in modules_of(model):
+        function = vars(module).get("forward")
+        function = getattr(function, "__func__", function)
+        while function is not None:
+            for cell in getattr(function, "__closure__", None) or ():
+                with suppress(ValueError):  # an empty cell
+                    found += [cell.cell_contents] * isinstance(cell.cell_contents, torch.autocast)
+            function = getattr(function, "__wrapped__", None)
+    return found
 
 
 def matmul_precision() -> str:
@@ -334,6 +351,9 @@ def precision(model: torch.nn.Module) -> torch.dtype:
 
     Quantised layers that round a whole batch to one scale count as bfloat16.
     """
+    for autocast in _autocasts_within(model):
+        if autocast._enabled:
+            return autocast.fast_dtype
     for device in ("cpu", "cuda"):
         if torch.is_autocast_enabled(device):
             return torch.get_autocast_dtype(device)

@@ -147,14 +147,28 @@ def _tensors(modules: Modules) -> Iterator[tuple[str, torch.Tensor]]:
         names = _names_of(module._parameters)
         names += [name for name in _names_of(module._buffers) if _stays(module, name)]
         with _brought_in(module):
-            scales = getattr(vars(module).get("state"), "SCB", None)
+            # Where the first pass of bitsandbytes' layers moves them.
+            codes, scales = _codes_and_scales(vars(module).get("state"))
             for name in names:
                 tensor = getattr(module, name)
-                yield f"{prefix}.{name}", tensor
-                if isinstance(scales, torch.Tensor) and getattr(tensor, "SCB", scales) is None:
-                    yield f"{prefix}.{name}", scales  # where bitsandbytes' first pass moves them
+                if scales is None or getattr(tensor, "SCB", scales) is not None:
+                    yield f"{prefix}.{name}", tensor
+                    continue
+                yield f"{prefix}.{name}", tensor if codes is None else codes
+                yield f"{prefix}.{name}", scales
             if _is_quantised(module):
                 yield from _quantised_tensors(prefix, module)
+
+
+def _codes_and_scales(state: object) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Return what a layer of bitsandbytes in 8 bits multiplies by, once it has run."""
+    if getattr(state, "has_fp16_weights", False):  # it converts the weights again
+        return None, None
+    codes, scales = (getattr(state, name, None) for name in ("CB", "SCB"))
+    return (
+        codes if isinstance(codes, torch.Tensor) else None,
+        scales if isinstance(scales, torch.Tensor) else None,
+    )
 
 
 def _names_of(tensors: Mapping[str, torch.Tensor | None]) -> list[str]:
