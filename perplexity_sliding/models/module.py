@@ -286,6 +286,7 @@ def number_format(model: torch.nn.Module) -> str:
     for autocast in _autocasts_within(model):
         dtype = str(autocast.fast_dtype).removeprefix("torch.") if autocast._enabled else "off"
         parts.append(f"autocast({autocast.device},{dtype})")
+    parts = list(dict.fromkeys(parts))
     if matmul_precision() != "highest":
         parts.append(f"matmul({matmul_precision()})")
     if torch.get_default_dtype() != torch.float32:  # in which some models count positions
