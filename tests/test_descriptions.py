@@ -15,7 +15,7 @@ from models import BOS, make_model, random_text
 from perplexity_sliding.digests import as_json
 from perplexity_sliding.models import language_model, logits
 from perplexity_sliding.models.digest import examine, model_revision
-from perplexity_sliding.models.module import precision, quantisation, rounds_batches
+from perplexity_sliding.models.module import must_read_alone, precision, quantisation
 from perplexity_sliding.models.probes import state_kept
 from perplexity_sliding.models.settings import OBJECTS_DEEP, attributes_of, differs_from_class
 from perplexity_sliding.models.weights import digest_tensors, plain_tensors
@@ -427,14 +427,14 @@ def test_activations_that_are_rounded_to_one_scale(granularity, alone):
     rounding = SimpleNamespace(granularity=type(granularity, (), {})())
     layer = torch.nn.Linear(2, 2)
     layer.weight = torch.nn.Parameter(Scaled(torch.ones(2, 2), rounding), requires_grad=False)
-    assert rounds_batches(layer) == alone
+    assert must_read_alone(layer) == alone
 
 
 @pytest.mark.parametrize("alone", [True, False])
 def test_what_is_rounded_with_a_whole_batch_is_read_alone(metric, tokenizer, monkeypatch, alone):
     """Neither with other texts, nor with the beginning of the probe text."""
     monkeypatch.setattr(language_model, "is_known_architecture", lambda model: False)
-    monkeypatch.setattr(language_model, "rounds_batches", lambda model: alone)
+    monkeypatch.setattr(language_model, "must_read_alone", lambda model: alone)
     texts, model = [random_text(9, seed=seed) for seed in range(5)], make_model("llama")
     metric.compute(predictions=texts[:1], model=model, tokenizer=tokenizer)
     read, rows = logits.BodyThenHead.__call__, []

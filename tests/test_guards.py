@@ -18,6 +18,7 @@ from models import (
     BOS,
     CONTEXT,
     NEWEST,
+    PAD,
     VOCABULARY,
     enliven,
     make_model,
@@ -29,6 +30,7 @@ from perplexity_sliding.engines.sources import in_use_together
 from perplexity_sliding.models import probes
 from perplexity_sliding.models.logits import BodyThenHead
 from perplexity_sliding.models.probes import leaks, state_kept, with_other_end
+from perplexity_sliding.models.states import why_not_in_parts
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "benchmarks"))
 import architectures
@@ -808,6 +810,32 @@ def test_layers_that_select_keys_read_no_padding(metric, tokenizer):
     enliven(model)
     texts = [random_text(length, seed=5) for length in (70, 9, 31, 150, 23, 47, 12, 90)]
     check_batches(metric, tokenizer, model, texts, max_length=32, most=16)
+    assert "select the keys" in why_not_in_parts(model), "chunks of a pass have other ties"
+
+
+@pytest.mark.parametrize("family", ["XLM", "Flaubert"])
+def test_tokens_for_padding_that_are_counted_in_a_row(metric, tokenizer, family):
+    """Those of a text masked its end, or in a batch the padding: 2,432 or 2,726 by its size."""
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=VOCABULARY, emb_dim=32, n_layers=2, n_heads=2, causal=True, asm=False,
+        max_position_embeddings=64, pad_index=PAD, bos_index=0, eos_index=1,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{family}WithLMHeadModel")(config).eval()
+    enliven(model)
+    words = [f"w{20 + n}" for n in range(20)]
+    texts = [
+        " ".join([*words[:place], *["<pad>"] * n, *words[place:]]) for place, n in ((3, 1), (4, 3))
+    ]
+    result = metric.compute(
+        predictions=texts, model=model, tokenizer=tokenizer, max_length=64, batch_size=8
+    )
+    for text, perplexity in zip(texts, result["perplexities"]):
+        ids = [BOS, *tokenizer(text, add_special_tokens=False).input_ids]
+        with torch.inference_mode():
+            logits = model(torch.tensor([ids[:-1]])).logits[0].double()
+        naive = torch.nn.functional.cross_entropy(logits, torch.tensor(ids[1:])).exp().item()
+        assert perplexity == pytest.approx(naive, rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ["output_attentions", "output_hidden_states"])

@@ -2,7 +2,16 @@
 
 import pytest
 import torch
-from models import ARCHITECTURES, NEWEST, forget, make_model, make_tokenizer, random_text
+import transformers
+from models import (
+    ARCHITECTURES,
+    NEWEST,
+    VOCABULARY,
+    forget,
+    make_model,
+    make_tokenizer,
+    random_text,
+)
 
 from perplexity_sliding.plan.windows import Pass, SharedPrefix, find_shared_prefixes
 from perplexity_sliding.scoring.passes import Scorer
@@ -49,6 +58,17 @@ def test_every_architecture(metric, name):
     assert cost == sum(CONTEXT_TOKENS + len(text.split()) for text in TEXTS)
     saved = 0 if name in READ_APART else (len(TEXTS) - 1) * CONTEXT_TOKENS
     assert together["num_forward_tokens"] == cost - saved
+
+
+def test_a_cache_for_an_encoder_as_well(metric):
+    """Several models like BERT have one; runs with contexts ended in an AttributeError."""
+    config = transformers.RemBertConfig(
+        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=32, input_embedding_size=16, output_embedding_size=32, is_decoder=True,
+        bos_token_id=0, eos_token_id=1, pad_token_id=2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    assert_same_scores(*shared_and_apart(metric, transformers.RemBertForCausalLM(config).eval()))
 
 
 def test_several_contexts_and_texts_beyond_the_window(metric):

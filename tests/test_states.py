@@ -1,12 +1,13 @@
 """Reading on from a model's state, against one forward pass with the mask that it amounts to."""
 
+import functools
 import types
 
 import pytest
 import reference
 import torch
 import transformers
-from models import ARCHITECTURES, CONTEXT, NEWEST, enliven, make_model
+from models import ARCHITECTURES, CONTEXT, NEWEST, VOCABULARY, enliven, make_model
 
 from perplexity_sliding.models.states import (
     SteadyRotation,
@@ -236,6 +237,40 @@ def test_a_model_whose_state_does_not_go_on_is_refused():
     )
     with pytest.raises(ValueError, match="its logits differ when it continues from the state"):
         find_carrier(model, "X")
+
+
+@torch.inference_mode()
+@pytest.mark.skipif(not NEWEST, reason="its cache kept all keys")
+def test_a_cache_that_drops_keys_of_which_its_passes_attend_to_all_is_refused():
+    """Beyond the window only, which the short test does not reach: 5 nats a token."""
+    config = transformers.MoshiConfig(
+        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, ffn_dim=48, sliding_window=16,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.MoshiForCausalLM(config).eval()
+    with pytest.raises(ValueError, match="its logits differ when it continues from the state"):
+        find_carrier(model, "X")
+
+
+@pytest.mark.skipif(not NEWEST, reason="its state in this transformers cannot be gone on from")
+@pytest.mark.parametrize("failing", [False, True])
+def test_chunks_beyond_the_windows_of_layers_are_tried(monkeypatch, failing):
+    """Where memory suffices for it."""
+    lengths, model = [], make_model("mixtral", sliding_window=7)
+    forward = type(model).forward
+
+    @functools.wraps(forward)
+    def counting(self, input_ids, **kwargs):
+        lengths.append(input_ids.shape[1])
+        if failing and lengths[-1] > 11:
+            raise MemoryError
+        return forward(self, input_ids, **kwargs)
+
+    monkeypatch.setattr(type(model), "forward", counting)
+    with torch.inference_mode():
+        assert find_reader(model) is not None
+    assert max(lengths) == 18
 
 
 @torch.inference_mode()

@@ -241,6 +241,24 @@ def test_codes_that_a_layer_keeps_are_digested():
     assert digest_with(codes, state=SimpleNamespace(**kept)) != before
 
 
+def test_scales_that_a_layer_keeps_are_digested():
+    """bitsandbytes takes its own in 4 bits for a weight that was assigned: 94,827 or 77,267."""
+
+    def state(number):
+        return SimpleNamespace(as_dict=lambda packed: {"absmax": torch.tensor([number])})
+
+    def digest(of_weight, of_layer):
+        weight = torch.arange(6, dtype=torch.uint8)
+        layer = torch.nn.Module()
+        layer.register_buffer("weight", weight)
+        weight.quant_state, layer.quant_state = of_weight, of_layer
+        return weights_digest(named_modules(layer))
+
+    assigned = digest(None, state(2.0))
+    assert digest(state(2.0), state(2.0)) == assigned, "after the next pass"
+    assert digest(None, state(4.0)) != assigned
+
+
 @pytest.fixture
 def one_process(tmp_path):
     """A group of this process alone."""

@@ -97,7 +97,7 @@ class ScoredModel(Protocol):
         limit: its maximum number of tokens.
         device: device of the token ids; "cpu" if it runs elsewhere.
         num_embeddings: exclusive upper bound of token ids; None if unknown.
-        tokenizer_digest: identifies the tokenizer, see `plan.tokenization`.
+        tokenizer_digest: identifies the tokenizer, see `plan.tokenizer_digest`.
         gives_logits: whether it returns logits; a server returns only scores of tokens.
         vocabulary_size: number of columns of its logits.  Known after `check`, as are the following.
         by_blocks: whether at most one block of logits exists at a time.

@@ -80,12 +80,12 @@ from .module import (
     input_device,
     input_embeddings,
     library_code,
+    must_read_alone,
     named_modules,
     num_embeddings,
     number_format,
     parameters_of,
     precision,
-    rounds_batches,
     selects_keys,
 )
 from .probes import (
@@ -560,7 +560,7 @@ class LanguageModel:
         number = self._find_head(expected)
         # The short passes were of one length, which does not show whether it matters.
         length = 1 if grows_frequencies(self.model) else expected.shape[1]
-        alone = rounds_batches(self.model)
+        alone = must_read_alone(self.model)
         agree = not (alone or selects_keys(self.model))
         return Findings(
             *(state, False, number, expected.shape[-1], length), prefixes_agree=agree, alone=alone

@@ -426,7 +426,8 @@ def read_prefix(module: torch.nn.Module, ids: torch.Tensor) -> Prefix:
     cache = getattr(output, cache_name(module), None)
     if isinstance(cache, tuple):  # transformers before 4.48
         cache = DynamicCache.from_legacy_cache(cache)  # type: ignore[attr-defined]
-    if cache is None or not hasattr(cache, "batch_repeat_interleave"):
+    is_of_two = hasattr(cache, "cross_attention_cache")  # BERT's kind, for an encoder as well
+    if cache is None or is_of_two or not hasattr(cache, "batch_repeat_interleave"):
         raise TypeError("the model has no cache that can be copied")
     return Prefix(cache)
 

@@ -389,14 +389,16 @@ def selects_keys(model: torch.nn.Module) -> bool:
     )
 
 
-def rounds_batches(model: torch.nn.Module) -> bool:
-    """Return whether quantised layers round each token by what is in the whole batch.
+def must_read_alone(model: torch.nn.Module) -> bool:
+    """Return whether a pass must be read alone, and its scores depend on all of its tokens.
 
-    Then a pass must be read alone, and its scores depend on all of its tokens.
+    Quantised layers may round each token by what is in the whole batch, and XLM masks as many of the last
+    positions as a row has tokens for padding.
     """
     return any(
         ".quantized.dynamic." in type(module).__module__
         or _splits_columns(module)
+        or "pad_index" in vars(module)  # of XLM and FlauBERT
         or any(map(_rounds_whole, module._parameters.values()))
         for module in modules_of(model)
     )

@@ -19,6 +19,7 @@ from .logits import (
     Head,
     differ,
     has_forward_of_transformers,
+    is_out_of_memory,
     replaced_forwards,
 )
 from .module import (
@@ -28,6 +29,7 @@ from .module import (
     ids_name,
     precision,
     probe_ids,
+    selects_keys,
     state_name,
     text_config,
 )
@@ -38,6 +40,8 @@ ALIBI_MODELS = ("bloom", "mpt")
 # Settings of models that scale their attention by the position in the text.
 SCALED_BY_PLACE = ("attn_temperature_tuning", "log_scaling_n_floor")
 PROBE_LENGTH = 11  # two chunks and a single token
+# Tokens per chunk where a complete window is read.
+WINDOW_CHUNK = 256
 # Shift of positions that tests whether only distances matter.
 PROBE_SHIFT = 1000
 
@@ -162,8 +166,33 @@ def find_reader(model: torch.nn.Module) -> StateReader | None:
         if logits.shape == expected[:rows].shape and not differ(
             logits, expected[:rows], OTHER_SHAPE[precision(model)]
         ):
-            return reader
+            return reader if _continues_beyond_windows(model, reader) else None
     return None
+
+
+def _continues_beyond_windows(model: torch.nn.Module, reader: StateReader) -> bool:
+    """Return whether chunks still have the logits of a single pass once the windows of layers are full.
+
+    Moshi's cache drops keys that its plain passes attend to.
+    """
+    window = max(reader.windows, default=0)
+    length = window + PROBE_LENGTH
+    if not window or length > (position_table(model) or length):
+        return True
+    ids = probe_ids(model, length)[None]
+    name = "logits_to_keep"
+    kept = {name: 1} if name in forward_parameters(model) else {}
+    try:
+        expected = model(**{ids_name(model): ids}, **forward_kwargs(model), **kept).logits[:, -1:]
+        reader.begin()
+        ranges = reader.chunks(length, window if reader.single else min(window, WINDOW_CHUNK))
+        for first, end in ranges:
+            logits = reader.logits(ids[:, first:end])
+    except Exception as error:
+        if is_out_of_memory(error):
+            return True
+        raise
+    return not differ(logits[:, -1:], expected, OTHER_SHAPE[precision(model)])
 
 
 class ChunkedHead:
@@ -213,6 +242,8 @@ def why_not_in_parts(model: torch.nn.Module) -> str | None:
     """Return the reason why a model's passes must not be read in chunks, without testing it."""
     if grows_frequencies(model):
         return "its rotary frequencies depend on the length of the pass"
+    if selects_keys(model):
+        return "its layers select the keys that they attend to by the complete pass"
     if not has_forward_of_transformers(model):
         return "custom code in its forward may depend on complete passes"
     return None

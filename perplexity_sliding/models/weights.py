@@ -147,28 +147,29 @@ def _tensors(modules: Modules) -> Iterator[tuple[str, torch.Tensor]]:
         names = _names_of(module._parameters)
         names += [name for name in _names_of(module._buffers) if _stays(module, name)]
         with _brought_in(module):
-            # Where the first pass of bitsandbytes' layers moves them.
-            codes, scales = _codes_and_scales(vars(module).get("state"))
             for name in names:
-                tensor = getattr(module, name)
-                if scales is None or getattr(tensor, "SCB", scales) is not None:
+                for tensor in _as_multiplied(module, name):
                     yield f"{prefix}.{name}", tensor
-                    continue
-                yield f"{prefix}.{name}", tensor if codes is None else codes
-                yield f"{prefix}.{name}", scales
             if _is_quantised(module):
                 yield from _quantised_tensors(prefix, module)
 
 
-def _codes_and_scales(state: object) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Return what a layer of bitsandbytes in 8 bits multiplies by, once it has run."""
-    if getattr(state, "has_fp16_weights", False):  # it converts the weights again
-        return None, None
-    codes, scales = (getattr(state, name, None) for name in ("CB", "SCB"))
-    return (
-        codes if isinstance(codes, torch.Tensor) else None,
-        scales if isinstance(scales, torch.Tensor) else None,
-    )
+def _as_multiplied(module: torch.nn.Module, name: str) -> Iterator[torch.Tensor]:
+    """Yield a tensor of a module, and what a layer of bitsandbytes keeps of it itself.
+
+    In 8 bits, the first pass moves codes and scales to the layer; in 4 bits, the layer has the scales of a
+    weight that was replaced.
+    """
+    tensor = getattr(module, name)
+    own = vars(module)
+    codes, scales = (getattr(own.get("state"), part, None) for part in ("CB", "SCB"))
+    converts_again = getattr(own.get("state"), "has_fp16_weights", False)
+    if scales is not None and not converts_again and getattr(tensor, "SCB", scales) is None:
+        yield from (tensor if codes is None else codes, scales)
+        return
+    yield tensor
+    if name == "weight" and getattr(tensor, "quant_state", None) is None:
+        yield from _scales_of(own.get("quant_state"))
 
 
 def _names_of(tensors: Mapping[str, torch.Tensor | None]) -> list[str]:
@@ -235,9 +236,15 @@ def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         state = getattr(tensor, attribute, None)
         if isinstance(state, torch.Tensor):
             yield state
-        elif state is not None and hasattr(state, "as_dict"):
-            values = state.as_dict(packed=True).values()
-            yield from (value for value in values if isinstance(value, torch.Tensor))
+        else:
+            yield from _scales_of(state)
+
+
+def _scales_of(state: object) -> Iterator[torch.Tensor]:
+    """Yield the tensors of a `QuantState` of bitsandbytes; none of anything else."""
+    if hasattr(state, "as_dict"):
+        values = state.as_dict(packed=True).values()
+        yield from (value for value in values if isinstance(value, torch.Tensor))
 
 
 def tensor_bytes(tensor: torch.Tensor) -> np.ndarray:
