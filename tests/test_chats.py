@@ -5,7 +5,8 @@ import re
 import warnings
 
 import pytest
-from models import make_model, make_tokenizer
+import reference
+from models import BOS, make_model, make_tokenizer
 
 PROMPT = "{% if add_generation_prompt %}{{ '<|assistant|> ' }}{% endif %}"
 TURNS = (
@@ -168,6 +169,29 @@ def test_a_turn_without_a_token_moves_no_other_s_end(metric, gpt2):
     assert result["num_tokens"] == len(["w7", "<eos>"])
     bits = result["total_nll"] / math.log(2)
     assert result["bits_per_character"] == pytest.approx(bits / len("w7 "))
+
+
+MARKED = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}"
+    "{% generation %}{{ m.content }}\n{% endgeneration %}{% else %}{{ m.content }}\n{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    "chat, said",
+    [
+        (chat_of("w5 w6", "w7 w8", "w9 w10"), [7, 8]),  # its end is dropped: all was scored
+        (chat_of("w5", "w7", "w9", " w8", "w10", "w11"), [7, 8, 11]),  # the last two were not
+        (chat_of("w7", "w5", "w8", "w6", first="assistant"), [7, 8]),  # of token 0: all was scored
+    ],
+)
+def test_marked_turns_with_white_space_that_the_tokenizer_drops(score, gpt2, chat, said):
+    result = score(MARKED, chat)
+    ids = [int(word[1:]) for message in chat for word in message["content"].split()]
+    nlls = reference.nll(gpt2, [BOS], ids)
+    naive = [nll for number, nll in zip(ids, nlls) if number in said]
+    assert result["num_tokens"] == len(said)
+    assert result["total_nll"] == pytest.approx(sum(naive), rel=1e-5)
 
 
 @pytest.mark.parametrize("marked", [True, False])

@@ -10,7 +10,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import ArgumentError, TextsError, Wording, name_positions
-from .tokenization import Chat, Range, TokenizedText, tokenize, untrimmed
+from .tokenization import Chat, Range, TokenizedText
 
 # Marks the model's output in a template.
 GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -118,7 +118,7 @@ def write_chats(
         )
     texts = [write(tokenizer, chat, number) for number, chat in enumerate(chats)]
     if marks_turns(tokenizer):
-        return texts, [marked_spans(tokenizer, *pair) for pair in zip(chats, texts)]
+        return texts, [marked_spans(tokenizer, chat) for chat in chats]
     turns = [
         find_turns(tokenizer, chat, text, number)
         for number, (chat, text) in enumerate(zip(chats, texts))
@@ -377,22 +377,37 @@ def marks_turns(tokenizer: PreTrainedTokenizerBase) -> bool:
     return GENERATION_MARK.search(source) is not None
 
 
-def marked_spans(tokenizer: PreTrainedTokenizerBase, chat: Chat, text: str) -> list[Range]:
-    """Find the characters that a template marks with `{% generation %}`."""
-    with untrimmed(tokenizer):  # otherwise a turn that begins with white space is not found
-        encoded: Any = tokenizer.apply_chat_template(
-            [dict(message) for message in chat],
-            tokenize=True,
-            return_dict=True,
-            return_assistant_tokens_mask=True,
-        )
-    [stream] = tokenize(tokenizer, [text], with_offsets=True)
-    edges = np.flatnonzero(np.diff([0, *encoded["assistant_masks"], 0])).tolist()
-    offsets = stream.known_offsets
-    return [
-        (int(offsets[first, 0]), int(offsets[end - 1, 1]))
-        for first, end in zip(edges[::2], edges[1::2])
-    ]
+class _Characters(dict):
+    """Stands for the encoding of a text, with a token for each of its characters after two others.
+
+    transformers takes a last token of number 0, or that it does not find, for the end of the chat.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(input_ids=[0] * (len(text) + 2))
+
+    def char_to_token(self, _: int, place: int) -> int:
+        return place + 2
+
+
+def marked_spans(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> list[Range]:
+    """Find the characters that a template marks with `{% generation %}`.
+
+    transformers converts them to tokens, and loses those that begin or end with white space that the
+    tokenizer drops; so it is given the characters as tokens.
+    """
+    kind = type(tokenizer)
+    reads_characters = {"__call__": lambda _, text, **__: _Characters(text)}
+    reader: Any = object.__new__(type(kind.__name__, (kind,), reads_characters))
+    vars(reader).update(vars(tokenizer))
+    encoded = reader.apply_chat_template(
+        [dict(message) for message in chat],
+        tokenize=True,
+        return_dict=True,
+        return_assistant_tokens_mask=True,
+    )
+    edges = np.flatnonzero(np.diff([0, *encoded["assistant_masks"][2:], 0])).tolist()
+    return list(zip(edges[::2], edges[1::2]))
 
 
 def without_ends_of_turns(
