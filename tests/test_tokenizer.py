@@ -200,3 +200,18 @@ def test_merges_of_two_words_with_one_id_are_digested_by_id(tmp_path):
     assert len({tokenizer_digest(each) for each in loaded}) == 1
     other = reloaded(tmp_path, make_pairing(), merges=lambda merges: merges[1:])
     assert tokenizer_digest(other) != tokenizer_digest(make_pairing())
+
+
+def test_merges_of_other_words_with_the_same_ids(tmp_path):
+    """Written by their ids they are equal, and what they give is not: 4,876 or 4,914."""
+    digests = set()
+    for first in ("t", "é"):
+        loaded = reloaded(
+            tmp_path,
+            make_pairing(),
+            vocab=lambda ids: ids | {"é": ids["t"], "éh": len(ids)},
+            merges=lambda merges, first=first: [*merges[:1], [first, "h"], *merges[2:]],
+        )
+        assert loaded("éh").input_ids == [loaded.get_vocab()[first + "h"]]
+        digests.add(tokenizer_digest(loaded))
+    assert len(digests) == 2

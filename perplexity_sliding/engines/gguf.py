@@ -8,7 +8,6 @@ https://github.com/ggml-org/llama.cpp/blob/master/include/llama.h
 import ctypes
 import importlib.util
 import os
-import re
 import weakref
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from ..digests import DIGITS
 from ..errors import ArgumentError, Wording
 from ..models.interface import Batch, EngineModel, LogitBlocks, Prefix, ProbeText
-from ..models.loading import load_tokenizer
+from ..models.loading import load_tokenizer, parts_of
 from ..plan.windows import ContextLimit
 
 # Tokens per decoding step, llama.cpp's own default.
@@ -373,14 +372,6 @@ def fill(batch: ctypes.Structure, ids: list[int], part: range, wanted: set[int])
         batch.n_seq_id[number] = 1
         batch.seq_id[number][0] = 0
         batch.logits[number] = place in wanted
-
-
-def parts_of(path: str) -> list[str]:
-    """List all files of a split model, given the first."""
-    found = re.fullmatch(r"(.*-)00001(-of-(\d{5})\.gguf)", path)
-    if found is None:
-        return [path]
-    return [f"{found[1]}{number:05}{found[2]}" for number in range(1, int(found[3]) + 1)]
 
 
 def file_digest(path: str) -> str:

@@ -288,13 +288,21 @@ def files_state(model_id: str, model_kwargs: dict, tokenizer_kwargs: dict) -> tu
         inner = [name for folder in folders for name in _inner_folders(folder)]
         places = [*folders, *inner, *places]
     else:
-        places.insert(0, model_id)  # GGUF, or of the Hub
+        places = [*parts_of(model_id), *places]  # of GGUF, or on the Hub
     return tuple(
         (path, *_file_state(os.stat(path)))
         for place in dict.fromkeys(places)
         for path in (_files_in(place) if os.path.isdir(place) else [place])
         if os.path.isfile(path)
     )
+
+
+def parts_of(path: str) -> list[str]:
+    """List all files of a model that is split into several of GGUF, given the first."""
+    found = re.fullmatch(r"(.*-)00001(-of-(\d{5})\.gguf)", path)
+    if found is None:
+        return [path]
+    return [f"{found[1]}{number:05}{found[2]}" for number in range(1, int(found[3]) + 1)]
 
 
 def _files_in(folder: str) -> list[str]:
