@@ -226,6 +226,15 @@ def test_scales_that_a_first_pass_moves_stay_in_the_digest():
     assert digest_with(codes, state=SimpleNamespace(SCB=2 * scales)) != before
 
 
+def test_the_order_of_parameters_is_not_digested():
+    """PEFT moves one of an experts' two behind the other in its first pass: totals were refused."""
+    layers = [torch.nn.Module(), torch.nn.Module()]
+    for layer, names in zip(layers, ("ab", "ba")):
+        for name in names:
+            layer.register_parameter(name, torch.nn.Parameter(torch.full((2,), float(ord(name)))))
+    assert len({weights_digest(named_modules(layer)) for layer in layers}) == 1
+
+
 def test_codes_that_a_layer_keeps_are_digested():
     """bitsandbytes multiplies by its own in 8 bits, whatever the weight became: 20,731 for 91,020."""
     codes, scales = torch.arange(6, dtype=torch.int8), torch.tensor([2.0])

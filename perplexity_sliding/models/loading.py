@@ -190,10 +190,12 @@ def load_model(
     if not missing and hasattr(model, "peft_config"):
         missing = _unread_weights(model)
     if missing:
+        advice = "Check that the checkpoint is complete and matches its config.json."
+        if hasattr(model, "peft_config"):
+            advice += " If it is, load the adapter with peft, and pass the result as `model`."
         raise ValueError(
             f"{name} must have all weights of its architecture, but {len(missing)} are missing or "
-            f"have another shape (first: {missing[0]}); they would be random numbers. Check that the "
-            "checkpoint is complete and matches its config.json."
+            f"have another shape (first: {missing[0]}); they would be random numbers. {advice}"
         )
     model.eval()
     is_placed = getattr(model, "hf_device_map", None) or getattr(model, "is_quantized", False)

@@ -144,7 +144,7 @@ def _tensors(modules: Modules) -> Iterator[tuple[str, torch.Tensor]]:
     for prefix, module in modules:
         if not (module._parameters or module._buffers or _is_quantised(module)):
             continue
-        names = _names_of(module._parameters)
+        names = sorted(_names_of(module._parameters))  # PEFT moves them in its first pass
         names += [name for name in _names_of(module._buffers) if _stays(module, name)]
         with _brought_in(module):
             for name in names:
