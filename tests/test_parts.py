@@ -543,6 +543,30 @@ def test_lm_eval_loglikelihood(metric, gpt2, kind):
     assert ours == close(theirs)
 
 
+@pytest.mark.parametrize("appends", [False, True])
+def test_lm_eval_reads_the_context_s_own_tokens(metric, byte_model, appends):
+    """Where a token spans the join they are others than in both together: 3.3 for 13.4 nats."""
+    tokenizer = make_merging_tokenizer()
+    if appends:
+        ending = [("<eos>", tokenizer.eos_token_id)]
+        tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+            single="$A <eos>", special_tokens=ending
+        )
+    context, text = "The ol", "d man was old"
+    alone, whole = (tokenizer(words).input_ids for words in (context, context + text))
+    assert alone != whole[: len(alone)]
+    result = metric.compute(
+        predictions=[text],
+        contexts=[context],
+        model=byte_model,
+        tokenizer=tokenizer,
+        protocol="lm-eval",
+    )
+    expected = reference.nll(byte_model, alone, whole[len(alone) :])
+    assert result["num_tokens"] == len(expected)
+    assert result["total_nll"] == pytest.approx(sum(expected))
+
+
 def test_lm_eval_s_assertions_are_errors(metric, gpt2, tokenizer, byte_model, merging):
     with pytest.raises(ValueError, match=f"at most max_length={CONTEXT} tokens after .* got 17"):
         metric.compute(

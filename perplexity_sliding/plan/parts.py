@@ -245,8 +245,9 @@ def cut_by_lengths(
 ) -> list[TokenizedText]:
     """Tokenize as lm-evaluation-harness does for `loglikelihood(context, continuation)`.
 
-    White space at the end of a context moves to the text.  The context has as many tokens as alone.
-    An empty context is the start token, or an equal first token.
+    White space at the end of a context moves to the text.  The context has the tokens that it has alone,
+    and the text those of both together, from as many on.  An empty context is the start token, or an
+    equal first token.
     """
     whole = [context + text for context, text in zip(contexts, texts)]
     cut = [context.rstrip() for context in contexts]
@@ -254,11 +255,13 @@ def cut_by_lengths(
     encodings = [protocol.encoding if context else "plain" for context in contexts]
     pairs = zip(
         tokenize_each(tokenizer, whole, encodings, with_offsets=True),
-        tokenize_each(tokenizer, cut, encodings),
+        tokenize_each(tokenizer, cut, encodings, with_offsets=True),
     )
     streams = []
     for number, (stream, alone) in enumerate(pairs):
         first = len(alone) if contexts[number] else int(stream.ids[:1].tolist() == [start_id])
+        if contexts[number]:
+            stream = alone.followed_by(stream, first)
         targets = ((first, len(stream)),) if first < len(stream) else ()
         part = ScoredPart(targets, ((len(contexts[number]), len(whole[number])),), ("",))
         streams.append(replace(stream, part=part))

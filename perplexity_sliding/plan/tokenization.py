@@ -141,6 +141,14 @@ class TokenizedText:
             None if self.part is None else self.part.without_first(begin),
         )
 
+    def followed_by(self, whole: "TokenizedText", first: int) -> "TokenizedText":
+        """Return these tokens, and those of a longer text from `first` on."""
+        return TokenizedText(
+            np.concatenate([self.ids, whole.ids[first:]]),
+            np.concatenate([self.known_offsets, whole.known_offsets[first:]]),
+            np.concatenate([self.added, whole.added[first:]]),
+        )
+
 
 @dataclass(frozen=True)
 class Parts:
