@@ -183,10 +183,12 @@ MARKED = (
         (chat_of("w5 w6", "w7 w8", "w9 w10"), [7, 8]),  # its end is dropped: all was scored
         (chat_of("w5", "w7", "w9", " w8", "w10", "w11"), [7, 8, 11]),  # the last two were not
         (chat_of("w7", "w5", "w8", "w6", first="assistant"), [7, 8]),  # of token 0: all was scored
+        (chat_of("", "w5", "w8", "w6", first="assistant"), [8]),
     ],
 )
-def test_marked_turns_with_white_space_that_the_tokenizer_drops(score, gpt2, chat, said):
-    result = score(MARKED, chat)
+@pytest.mark.parametrize("begin", ["", "  ", "{%- if true %}{% endif %}", "\n"])
+def test_marked_turns_with_white_space_that_the_tokenizer_drops(score, gpt2, chat, said, begin):
+    result = score(begin + MARKED, chat)
     ids = [int(word[1:]) for message in chat for word in message["content"].split()]
     nlls = reference.nll(gpt2, [BOS], ids)
     naive = [nll for number, nll in zip(ids, nlls) if number in said]

@@ -7,7 +7,10 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
+from tokenizers import Regex, Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from ..errors import ArgumentError, TextsError, Wording, name_positions
 from .tokenization import Chat, Range, TokenizedText
@@ -18,6 +21,11 @@ GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 FEW_TURNS = 8
 # Private-use characters around the number of a message, which replaces its content.
 SENTINEL = "\ue0f0", "\ue0f1"
+# A tokenizer whose tokens are characters.
+CHARACTERS = Tokenizer(WordLevel({"": 0}, unk_token=""))
+CHARACTERS.pre_tokenizer = Split(Regex(r"[\s\S]"), "isolated")
+# Writes two characters; the line then ends for the template that follows, but not in the text.
+TWO_BEFORE = "{% if true %}**{% endif %}\n"
 HOW_TO_MARK = "Mark the assistant's turns in the template with {% generation %}"
 
 
@@ -372,42 +380,40 @@ def foreign_text(tokenizer: PreTrainedTokenizerBase, chat: Chat, text: str, turn
 
 def marks_turns(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Return whether a tokenizer's template marks the assistant's output."""
+    return GENERATION_MARK.search(_template(tokenizer)) is not None
+
+
+def _template(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the template that formats chats, of several the default."""
     template = tokenizer.chat_template
-    source = template if isinstance(template, str) else template.get("default", "")
-    return GENERATION_MARK.search(source) is not None
-
-
-class _Characters(dict):
-    """Stands for the encoding of a text, with a token for each of its characters after two others.
-
-    transformers takes a last token of number 0, or that it does not find, for the end of the chat.
-    """
-
-    def __init__(self, text: str) -> None:
-        super().__init__(input_ids=[0] * (len(text) + 2))
-
-    def char_to_token(self, _: int, place: int) -> int:
-        return place + 2
+    return template if isinstance(template, str) else template.get("default", "")
 
 
 def marked_spans(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> list[Range]:
     """Find the characters that a template marks with `{% generation %}`.
 
-    transformers converts them to tokens, and loses those that begin or end with white space that the
-    tokenizer drops; so it is given the characters as tokens.
+    transformers converts them to tokens, and before 5.24 it loses those that begin or end with white space
+    that the tokenizer drops; so it is given the characters as tokens.  It also errs at the first token.
     """
     kind = type(tokenizer)
-    reads_characters = {"__call__": lambda _, text, **__: _Characters(text)}
+    reads_characters = {"__call__": lambda _, text, **__: _characters(text)}
     reader: Any = object.__new__(type(kind.__name__, (kind,), reads_characters))
     vars(reader).update(vars(tokenizer))
     encoded = reader.apply_chat_template(
         [dict(message) for message in chat],
+        chat_template=TWO_BEFORE + _template(tokenizer),
         tokenize=True,
         return_dict=True,
         return_assistant_tokens_mask=True,
     )
     edges = np.flatnonzero(np.diff([0, *encoded["assistant_masks"][2:], 0])).tolist()
     return list(zip(edges[::2], edges[1::2]))
+
+
+def _characters(text: str) -> BatchEncoding:
+    """Encode a text as its characters."""
+    encoding = CHARACTERS.encode(text)
+    return BatchEncoding({"input_ids": encoding.ids}, encoding)
 
 
 def without_ends_of_turns(
