@@ -80,6 +80,7 @@ from .module import (
     input_device,
     input_embeddings,
     library_code,
+    modules_of,
     must_read_alone,
     named_modules,
     num_embeddings,
@@ -100,6 +101,7 @@ from .probes import (
     short_probe,
     state_kept,
 )
+from .settings import skips_padding
 from .states import ChunkedHead, StateReader, find_reader, why_not_in_parts
 
 # A child of evaluate's logger, so that evaluate.logging controls it.
@@ -637,14 +639,16 @@ class LanguageModel:
     def shares_prefixes(self, prefix: np.ndarray, following: np.ndarray) -> bool:
         """Return whether tokens after a cached prefix have the scores of a complete pass.
 
-        False below float32, where a different order of sums rounds visibly, and with custom code in
-        the forward, which may depend on the other tokens of the pass.
+        False below float32, where a different order of sums rounds visibly, where positions skip tokens
+        for padding, and with custom code in the forward, which may depend on the other tokens of the pass.
 
         Args:
             prefix, following: token ids (P,) and (T,) of a pass, one after the other.
         """
         in_full = self.dtype in (torch.float32, torch.float64)
         if not (in_full and self.prefixes_agree and has_forward_of_transformers(self.model)):
+            return False
+        if any(map(skips_padding, modules_of(self.model))):
             return False
         self._compare_beginning()  # whose refusal would pass for an unsupported architecture
         ids = [torch.from_numpy(part)[None].to(self.device) for part in (prefix, following)]

@@ -172,7 +172,7 @@ def attributes_of(
 def may_affect(module: torch.nn.Module, name: str) -> bool:
     """Return whether an attribute of this name may affect a module's output."""
     if name == "padding_idx":
-        return _skips_padding(module)
+        return skips_padding(module)
     if name == "vocab_size" and _has_in_configuration(module, name):
         return False  # left behind by `resize_token_embeddings`
     is_private = name.startswith("_")
@@ -190,7 +190,7 @@ def _has_in_configuration(module: torch.nn.Module, name: str) -> bool:
     )
 
 
-def _skips_padding(module: torch.nn.Module) -> bool:
+def skips_padding(module: torch.nn.Module) -> bool:
     """Return whether a forward reads `padding_idx`, as RoBERTa's: padding has no position there.
 
     Elsewhere it affects only gradients.

@@ -27,6 +27,7 @@ from .module import (
     forward_parameters,
     grows_frequencies,
     ids_name,
+    modules_of,
     precision,
     probe_ids,
     selects_keys,
@@ -34,6 +35,7 @@ from .module import (
     text_config,
 )
 from .probes import position_table
+from .settings import skips_padding
 
 # Models without `position_ids` whose attention depends only on distances.
 ALIBI_MODELS = ("bloom", "mpt")
@@ -244,6 +246,8 @@ def why_not_in_parts(model: torch.nn.Module) -> str | None:
         return "its rotary frequencies depend on the length of the pass"
     if selects_keys(model):
         return "its layers select the keys that they attend to by the complete pass"
+    if any(map(skips_padding, modules_of(model))):
+        return "its positions skip tokens for padding, which its state counts"
     if not has_forward_of_transformers(model):
         return "custom code in its forward may depend on complete passes"
     return None

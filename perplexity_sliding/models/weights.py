@@ -206,10 +206,13 @@ def _stays(module: torch.nn.Module, buffer: str) -> bool:
 
 def _brought_in(module: torch.nn.Module) -> AbstractContextManager:
     """Load weights that accelerate has offloaded within the context."""
-    if "_hf_hook" not in vars(module):
+    hook = vars(module).get("_hf_hook")
+    if hook is None:
         return nullcontext()
     own = (*module._parameters.values(), *module._buffers.values())
-    if not any(tensor is not None and tensor.is_meta for tensor in own):
+    # If others have been assigned, a hook that offloads still replaces them in the next pass.
+    replaces = getattr(hook, "offload", False)
+    if not replaces and not any(tensor is not None and tensor.is_meta for tensor in own):
         return nullcontext()
     from accelerate.utils import align_module_device
 
