@@ -505,6 +505,34 @@ def test_checkpoint_keeps_what_parts_need(metric, byte_model, merging, tmp_path)
     assert len(steps) == 1
 
 
+@pytest.mark.parametrize(
+    "spans, words",
+    [
+        ([(0, 2), (6, 8)], 2),  # were one: 428,902 for 67,257
+        ([(0, 5), (6, 8)], 3),
+        ([(0, 1), (1, 2), (6, 8)], 2),  # the first two touch
+    ],
+)
+def test_no_word_goes_from_one_span_to_the_next(metric, gpt2, tokenizer, spans, words):
+    result = metric.compute(
+        predictions=["w5 w6 w7 w8"], score_spans=[spans], model=gpt2, tokenizer=tokenizer
+    )
+    per_word = math.log(result["word_perplexity"])
+    assert per_word == pytest.approx(result["total_nll"] / words, rel=1e-6)
+
+
+@pytest.mark.parametrize("protocol", ["mlx-lm", "run-clm", "fairseq", "longlora"])
+def test_no_word_goes_from_one_text_to_the_next(metric, gpt2, tokenizer, protocol):
+    """Where tokens are joined there is no white space between: 61 words for 100."""
+    texts = [random_text(3 + n % 2, seed=n) for n in range(20)]
+    settings = {"model": gpt2, "tokenizer": tokenizer, "protocol": protocol, "max_length": 8}
+    counted = metric.compute(predictions=texts, **settings)
+    given = metric.compute(
+        predictions=texts, word_counts=[len(text.split()) for text in texts], **settings
+    )
+    assert counted["word_perplexity"] == given["word_perplexity"]
+
+
 # --- lm-evaluation-harness ------------------------------------------------------------------------
 
 PAIRS = [

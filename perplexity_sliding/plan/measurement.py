@@ -27,6 +27,7 @@ class Measurement:
         windows: the windows over each stream.
         borders: windows over the token after each scored range, if words are scored.
         parts: the scored parts of the texts; None for whole texts.
+        members: the texts of each stream, if those of several texts are joined token by token; else None.
     """
 
     plan: Plan
@@ -36,6 +37,7 @@ class Measurement:
     windows: list[list[Window]]
     borders: list[list[Window]]
     parts: Parts | None = None
+    members: list[list[str]] | None = None
 
     @cached_property
     def longest_pass(self) -> int:

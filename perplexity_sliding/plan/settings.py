@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import islice
 
 from transformers import PreTrainedTokenizerBase
 
@@ -64,16 +65,22 @@ class Corpus:
         texts = self.texts
         if self.parts is not None:
             return read_parts(self.parts, self.tokenizer, texts, protocol)
-        if separator is None and protocol.join == "tokens":
-            parts = tokenize(self.tokenizer, texts, protocol.encoding, with_offsets)
-            at_once = protocol.texts_joined or len(texts)
-            groups = [slice(n, n + at_once) for n in range(0, len(texts), at_once)]
-            streams = [concatenate(parts[group], texts[group]) for group in groups]
-            return ["".join(texts[group]) for group in groups], streams
+        members = self.members(protocol, separator)
+        if members is not None:
+            parts = iter(tokenize(self.tokenizer, texts, protocol.encoding, with_offsets))
+            streams = [concatenate(list(islice(parts, len(of))), of) for of in members]
+            return ["".join(of) for of in members], streams
         joint = protocol.join if separator is None else separator
         if joint is not None:
             texts = [joint.join(texts)]
         return texts, tokenize(self.tokenizer, texts, protocol.encoding, with_offsets)
+
+    def members(self, protocol: Protocol, separator: str | None) -> list[list[str]] | None:
+        """Return the texts of each stream if their tokens are joined; see `Measurement`."""
+        if self.parts is not None or separator is not None or protocol.join != "tokens":
+            return None
+        texts, at_once = self.texts, protocol.texts_joined or len(self.texts)
+        return [texts[first : first + at_once] for first in range(0, len(texts), at_once)]
 
 
 def plan_measurement(
@@ -111,7 +118,10 @@ def plan_measurement(
         streams = without_start_tokens(corpus.tokenizer, plan, texts, streams)
     check_readable(limit, plan, windows)
     borders = [border_windows(plan, stream) if with_borders else [] for stream in streams]
-    measurement = Measurement(plan, separator, texts, streams, windows, borders, corpus.parts)
+    members = corpus.members(protocol, separator)
+    measurement = Measurement(
+        plan, separator, texts, streams, windows, borders, corpus.parts, members
+    )
     check_scorable(measurement)
     return measurement
 

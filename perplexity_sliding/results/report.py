@@ -229,9 +229,14 @@ def words_of(
 ) -> list[int]:
     """Return the words of each text: the caller's counts, or the protocol's."""
     protocol = measurement.plan.protocol
-    if word_counts is None:
-        count = protocol.count_words if measurement.parts is None else count_words
-        return [count(body) for body in bodies]
+    if word_counts is None and measurement.parts is not None:
+        return [
+            sum(count_words(text[first:end]) for first, end in unite(stream.scored_part.spans))
+            for text, stream in zip(measurement.texts, measurement.streams)
+        ]
+    if word_counts is None:  # no word goes from one text to the next
+        separate = measurement.members or [[body] for body in bodies]
+        return [sum(map(protocol.count_words, texts)) for texts in separate]
     if len(bodies) == len(word_counts):
         return word_counts
     joined = protocol.texts_joined or len(word_counts)
