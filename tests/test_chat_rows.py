@@ -2,6 +2,8 @@
 
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from models import make_model, make_tokenizer, save
 from test_parts import CHAT, PLAIN_TEMPLATE
@@ -41,6 +43,30 @@ def test_the_assistant_s_turns_are_scored_as_in_python(call, rows, chatty, metri
     expected = metric.compute(predictions=CHATS, model_id=chatty["tuned"])
     assert got["perplexity"] == expected["perplexity"]
     assert got["texts_digest"] == expected["texts_digest"]
+
+
+@pytest.mark.parametrize("as_dataset", [False, True])
+def test_keys_that_arrow_adds_are_no_part_of_a_chat(call, tmp_path, as_dataset):
+    """Its objects have the keys of all: arguments with two more of None were scored."""
+    counted = "m['content'] + ' w20' * (m.tool_calls[0].arguments | length if m.tool_calls else 0)"
+    template = PLAIN_TEMPLATE.replace("m['content']", counted)
+    tokenizer = make_tokenizer(chat_template=template)
+    model = save(tmp_path / "model", make_model("gpt2"), tokenizer)
+    chats = [list(map(dict, CHAT)) for _ in range(2)]
+    for chat, arguments in zip(chats, ({"a": "w5"}, {"b": "w6", "c": "w7"})):
+        chat[1]["tool_calls"] = [{"arguments": arguments}]
+    (tmp_path / "tables").mkdir()
+    path = tmp_path / "tables" / "chats.parquet"
+    pq.write_table(pa.Table.from_pylist([{"messages": chat} for chat in chats]), path)
+    given = [path, "--text-column=messages"]
+    if as_dataset:
+        given = [f"--dataset={path.parent}::train:messages"]
+    ran = call(*given, "--format=json", model=model)
+    assert ran.code == 0, ran.err
+    lines = tmp_path / "chats.jsonl"
+    lines.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
+    expected = call(lines, "--text-column=messages", "--format=json", model=model)
+    assert ran.json["corpus"]["texts_digest"] == expected.json["corpus"]["texts_digest"]
 
 
 def test_tokens_across_the_edge_of_a_turn_are_healed(call, rows, chatty, metric):

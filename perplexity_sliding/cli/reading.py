@@ -13,7 +13,7 @@ from .messages import say
 from .options import written_files
 from .sources import STANDARD_INPUT, TABLES, Source, builder_of, list_sources
 from .suspicions import Suspicions
-from .table_files import Table, open_table
+from .table_files import Table, of_arrow, open_table
 from .unpacking import read_text
 
 DATASET = re.compile(r"(.+?):([^:]*):([^:\[]+(?:\[[^\]]*\])?):([^:]+)")
@@ -233,7 +233,11 @@ def load_split(name: str, config: str, split: str, args: argparse.Namespace) -> 
     kinds = {name: getattr(of, "dtype", "lists") for name, of in rows.features.items()}
     others = {name: kind for name, kind in kinds.items() if kind not in ("string", "large_string")}
     return Table(
-        name, rows.column_names, len(rows), lambda names: iter(rows.select_columns(names)), others
+        name,
+        rows.column_names,
+        len(rows),
+        lambda names: of_arrow(rows.select_columns(names)),
+        others,
     )
 
 

@@ -7,7 +7,7 @@ import csv
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -260,6 +260,26 @@ def open_parquet(source: Source, encoding: str | None) -> Table:
 
     def rows(columns: Sequence[str]) -> Iterator[dict]:
         for batch in file.iter_batches(BATCH_ROWS, columns=list(columns)):
-            yield from batch.to_pylist()
+            yield from of_arrow(batch.to_pylist())
 
     return Table(source.name, file.schema_arrow.names, file.metadata.num_rows, rows, others)
+
+
+def of_arrow(rows: Iterable[dict]) -> Iterator[dict]:
+    """Drop the keys without a value from objects in lists, such as the messages of a chat.
+
+    Arrow gives each object the keys of all.
+    """
+    return ({name: _without_empty(cell) for name, cell in row.items()} for row in rows)
+
+
+def _without_empty(cell: object) -> object:
+    if not isinstance(cell, list):
+        return cell
+    return [_with_values(item) for item in cell]
+
+
+def _with_values(item: object) -> object:
+    if isinstance(item, dict):
+        return {key: _with_values(value) for key, value in item.items() if value is not None}
+    return _without_empty(item)
