@@ -141,8 +141,9 @@ def llama_cpp(subject: Subject) -> Iterator[Case]:
 
 def mlx(subject: Subject) -> Iterator[Case]:
     length = min(512, subject.length)
-    if len(subject.ids) >= length:
-        nlls = subject.nlls(subject.ids, reference.chunks(len(subject.ids), length))
+    ids = [*subject.ids, subject.tokenizer.eos_token_id]  # which the tool adds to each text
+    if len(ids) >= length:
+        nlls = subject.nlls(ids, reference.chunks(len(ids), length))
         yield perplexity_case("mlx-lm", nlls, 3)
 
 

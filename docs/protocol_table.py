@@ -19,7 +19,11 @@ STARTS = {
     "replace": "in place of each window's first token",
     "every if any": "in every window, if there is one",
 }
-ENCODINGS = {"plain": "none", "default": "as the tokenizer adds"}
+ENCODINGS = {
+    "plain": "none",
+    "default": "as the tokenizer adds",
+    "default ended": "as the tokenizer adds; EOS after each text",
+}
 TOKENS = {"bos": "BOS", "eos": "EOS", "bos or eos": "BOS or EOS"}
 JOINS = {None: "each alone", "\n\n": "one, blank lines between", "tokens": "one, tokens in a row"}
 AVERAGES = {

@@ -75,8 +75,8 @@ class Protocol:
             "half" for half of it.
         encoding: "plain" encodes the text alone, "default" with the special tokens that the
             tokenizer adds by default, "default once" so unless the text begins with the start
-            token, "lines" each line alone and the end-of-text token after it; added tokens are
-            part of the text.
+            token, "default ended" so with the end-of-text token unless the text has it last, "lines"
+            each line alone and the end-of-text token after it; added tokens are part of the text.
         start: the start token: "chosen" by the user's `add_start_token`, "once" before the text,
             "every if any" at the head of every window if the tokenizer has one, "replace" for
             the first token of every window if the tokenizer adds one by default, or "none".
@@ -117,7 +117,7 @@ class Protocol:
     description: str
     max_length: int | Literal["tokenizer or 1024"] | None = None
     stride: int | Literal["half"] | None = None
-    encoding: Literal["plain", "default", "default once", "lines"] = "plain"
+    encoding: Literal["plain", "default", "default once", "default ended", "lines"] = "plain"
     start: Literal["none", "chosen", "once", "every if any", "replace"] = "none"
     start_is: Literal["bos", "bos or eos", "eos"] = "bos"
     start_choices: tuple[Literal["once", "every"] | bool, ...] = (True, False, "once", "every")
@@ -307,11 +307,11 @@ PROTOCOLS = protocol_table(
         "mlx-lm",
         source="mlx-lm, mlx_lm.perplexity",
         description=(
-            "The token ids of all texts are cut into rows; the first token of each is not scored "
-            "and an incomplete row is dropped."
+            "The token ids of all texts, each with the end-of-text token after it, are cut into rows; "
+            "the first token of each is not scored and an incomplete row is dropped."
         ),
         max_length=512,
-        encoding="default",
+        encoding="default ended",
         last="dropped",
         join="tokens",
         error="sample",

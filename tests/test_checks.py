@@ -79,7 +79,7 @@ def test_a_start_token_in_every_window_leaves_less_room_for_the_stride(compute):
 
 
 @pytest.mark.parametrize(
-    ("protocol", "least"), [("gptq", 16), ("exllamav2", 16), ("mlx-lm", 16), ("llama.cpp", 32)]
+    ("protocol", "least"), [("gptq", 16), ("exllamav2", 16), ("run-clm", 16), ("llama.cpp", 32)]
 )
 def test_too_little_text_for_protocols_that_drop_what_does_not_fill_a_window(
     compute, protocol, least

@@ -493,6 +493,23 @@ def test_one_setting_explains_two_models(tiny_folder, words, tmp_path):
         find([*figures, "3.2"], [OTHER], model_id=models)
 
 
+def test_the_command_has_the_arguments_of_loading(tiny_folder, tmp_path, monkeypatch, capsys):
+    """Without them it gave the number of another model: 417 for 407."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text(OTHER)
+    other = make_model("gpt2", seed=9)
+    save(tmp_path / "m" / "inner", other, make_tokenizer())
+    save(tmp_path / "m", make_model("gpt2"), make_tokenizer())
+    value = compute([OTHER], model=other, tokenizer=make_tokenizer(), protocol="lm-eval")
+    loading = ["--model", "m", "--model-kwargs", '{"subfolder": "inner", "token": "hf_secret"}']
+    figure = f"{value['perplexity']:.4f}"
+    assert score.main(["a.txt", *loading, "--quiet", "--find", figure, "--json"]) == 0
+    match = json.loads(capsys.readouterr().out)["matches"][0]
+    assert "hf_secret" not in match["command"]
+    printed = run_command(match["command"], capsys)
+    assert value_in(printed, match["average"]) == pytest.approx(match["value"])
+
+
 def test_tables_and_standard_input(tiny_folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     rows = [random_text(40, 11), random_text(60, 12)]

@@ -306,7 +306,7 @@ def test_the_end_token_stands_in_for_a_start_token(metric, gpt2, protocol, start
 
 def test_mlx_lm_joins_tokens_not_texts(metric, gpt2):
     texts = [random_text(20, 1), random_text(30, 2)]
-    ids = [token for text in texts for token in [BOS, *ids_of(text)]]
+    ids = [token for text in texts for token in [BOS, *ids_of(text), EOS]]
     nlls = reference.window_nlls(gpt2, ids, reference.chunks(len(ids), CONTEXT))
     result = metric.compute(
         predictions=texts, model=gpt2, tokenizer=make_tokenizer(adds_bos=True), protocol="mlx-lm"

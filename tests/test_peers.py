@@ -398,7 +398,11 @@ def test_mlx_lm(metric, model, kind):
     """Documents encoded one by one, their tokens laid end to end in rows of L."""
     tokenizer = make_tokenizer(**TOKENIZERS[kind])
     length, texts = 8, [random_text(n) for n in (3, 20, 9)]
-    ids = [token for text in texts for token in encode(tokenizer, text, special=True)]
+    texts.append("w5 w6 <eos>")  # which gets no second one
+    ids = []
+    for text in texts:
+        ids += encode(tokenizer, text, special=True)
+        ids += [tokenizer.eos_token_id] * (ids[-1] != tokenizer.eos_token_id)
     plan = reference.chunks(len(ids), length)
     nlls = np.array([*reference.window_nlls(model, ids, plan).values()])
     result = metric.compute(

@@ -517,7 +517,7 @@ def test_offsets_in_joined_texts_count_through_all_of_it(metric):
     joined = " w9 ".join(texts)
     assert [joined[a:b] for a, b in scores["offsets"]] == joined.split()
     texts = [random_text(20, 1), random_text(20, 2)]
-    (scores,) = scores_of(metric, texts, protocol="mlx-lm")
+    (scores,) = scores_of(metric, texts, protocol="run-clm")
     joined = "".join(texts)
     expected = [*texts[0].split(), *texts[1].split()]
     assert [joined[a:b] for a, b in scores["offsets"]] == expected

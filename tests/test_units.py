@@ -76,7 +76,7 @@ def test_asking_for_token_scores_changes_no_number(measure):
 
 
 def test_special_tokens_that_are_scored_but_stand_for_nothing_do_not_count(measure, metric):
-    """mlx-lm's rows run over the start tokens of the texts."""
+    """mlx-lm's rows run over the start tokens of the texts, and the end tokens."""
     from models import make_tokenizer
 
     texts = [random_text(10, seed) for seed in range(5)]
@@ -86,7 +86,7 @@ def test_special_tokens_that_are_scored_but_stand_for_nothing_do_not_count(measu
     (scores,) = result["token_scores"]
     nll = num_bytes = 0
     for token, value in zip(scores["tokens"], scores["nll"]):
-        if value is not None and token != "<bos>":
+        if value is not None and token not in ("<bos>", "<eos>"):
             nll += value
             num_bytes += len(token)
     # without separators, each text begins where the last ends, and spaces lie between its words

@@ -10,6 +10,7 @@ from .options import BUNDLED_MODEL, as_list, with_hyphens
 from .reading import open_texts
 from .streams import to_stdout
 from .tables import columns, format_number
+from .values import without_secrets
 
 MOST_SHOWN = 20
 TITLES = {
@@ -87,11 +88,14 @@ def read_corpus(args: argparse.Namespace) -> list[str]:
 
 
 def as_called(command: str | list[str], args: argparse.Namespace) -> str | list[str]:
-    """Return a command with this program's name, and without the bundled model's."""
+    """Return a command with this program's name and `--model-kwargs`, without the bundled model's name."""
     if isinstance(command, list):
         return [as_called(one, args) for one in command]
     if args.takes_bundled_model:
         command = command.replace(shlex.join(["--model", str(BUNDLED_MODEL)]) + " ", "")
+    if args.model_kwargs:
+        given = json.dumps(without_secrets(args.model_kwargs))
+        command += f" {shlex.join(['--model-kwargs', given])}"
     program = program_name()
     return command if program == "score.py" else command.replace("python score.py", program)
 

@@ -141,6 +141,13 @@ class TokenizedText:
             None if self.part is None else self.part.without_first(begin),
         )
 
+    def followed_by_end(self, token_id: int, place: int) -> "TokenizedText":
+        """Return these tokens with an end-of-text token that is added, after `place` characters."""
+        offsets = self.offsets
+        if offsets is not None:
+            offsets = np.concatenate([offsets, [[place, place]]])
+        return TokenizedText(np.append(self.ids, token_id), offsets, np.append(self.added, True))
+
     def followed_by(self, whole: "TokenizedText", first: int) -> "TokenizedText":
         """Return these tokens, and those of a longer text from `first` on."""
         return TokenizedText(
@@ -307,12 +314,25 @@ def tokenize(
 
     Args:
         encoding: "plain" for the text alone, "default" with the tokenizer's special tokens,
-            "default once" with them unless the text itself begins with the start token, "lines"
-            for each line separately, followed by the end-of-text token.
+            "default once" with them unless the text itself begins with the start token, "default
+            ended" with them and the end-of-text token unless it is the last, "lines" for each line
+            separately, followed by the end-of-text token.
         with_offsets: keep character offsets, if the tokenizer returns them.
+
+    Raises:
+        ValueError: the tokenizer has no end-of-text token, and the encoding adds one.
     """
     if encoding == "lines":
         return [tokenize_lines(tokenizer, text, with_offsets) for text in texts]
+    if encoding == "default ended":
+        eos = end_token_id(tokenizer, "text")
+        streams = tokenize(tokenizer, texts, "default", with_offsets)
+        return [
+            stream
+            if len(stream) and stream.ids[-1] == eos
+            else stream.followed_by_end(eos, len(text))
+            for stream, text in zip(streams, texts)
+        ]
     if encoding == "default once":
         start = tokenizer.bos_token or tokenizer.eos_token or "\0"
         encodings = ["plain" if text.startswith(start) else "default" for text in texts]
@@ -390,13 +410,7 @@ def tokenize_lines(
     Raises:
         ValueError: the tokenizer has no end-of-text token.
     """
-    if tokenizer.eos_token_id is None:
-        raise ArgumentError(
-            "tokenizer",
-            "have an end-of-text token (eos_token) with this protocol, which adds it after every "
-            "line",
-            got="one without it",
-        )
+    eos = end_token_id(tokenizer, "line")
     # Split lines like a file; `splitlines` splits at other characters too.
     lines = list(io.StringIO(text, newline="")) or [""]
     without_ends = [line.rstrip("\r\n") for line in lines]
@@ -404,12 +418,24 @@ def tokenize_lines(
     for line, part in zip(
         without_ends, tokenize(tokenizer, without_ends, with_offsets=with_offsets)
     ):
-        offsets = part.offsets
-        if offsets is not None:
-            offsets = np.concatenate([offsets, [[len(line), len(line)]]])
-        ids, added = np.append(part.ids, tokenizer.eos_token_id), np.append(part.added, True)
-        parts.append(TokenizedText(ids, offsets, added))
+        parts.append(part.followed_by_end(eos, len(line)))
     return concatenate(parts, lines)
+
+
+def end_token_id(tokenizer: PreTrainedTokenizerBase, after: str) -> int:
+    """Return the id of the end-of-text token that a protocol adds.
+
+    Raises:
+        ValueError: the tokenizer has none.
+    """
+    if tokenizer.eos_token_id is None:
+        raise ArgumentError(
+            "tokenizer",
+            "have an end-of-text token (eos_token) with this protocol, which adds it after every "
+            f"{after}",
+            got="one without it",
+        )
+    return tokenizer.eos_token_id
 
 
 def concatenate(parts: list[TokenizedText], texts: list[str]) -> TokenizedText:
