@@ -73,6 +73,22 @@ def test_a_cache_for_an_encoder_as_well(metric):
     assert_same_scores(*shared_and_apart(metric, transformers.RemBertForCausalLM(config).eval()))
 
 
+@pytest.mark.skipif(not NEWEST, reason="its cache kept all keys")
+def test_the_longest_context_is_tried(metric):
+    """Moshi's cache drops keys beyond its window: 5,846 for 31,697."""
+    config = transformers.MoshiConfig(
+        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, ffn_dim=48, sliding_window=16, max_position_embeddings=99,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.MoshiForCausalLM(config).eval()
+    enliven(model)
+    lengths = [3 + n % 7 if n < 70 else 5 for n in range(80)]
+    texts = [f" {random_text(length, seed=n)}" for n, length in enumerate(lengths)]
+    contexts = [random_text(5)] * 70 + [random_text(60)] * 10
+    assert_same_scores(*shared_and_apart(metric, model, texts, contexts, max_length=80))
+
+
 @pytest.mark.parametrize("family", ["Roberta", "XLMRoberta"])
 def test_positions_that_skip_padding(metric, family):
     """The cache of a context counts its tokens for padding: 2,035 for 2,007."""

@@ -241,6 +241,10 @@ def test_codes_that_a_layer_keeps_are_digested():
     kept = {"CB": codes.clone(), "SCB": scales}
     codes.SCB = None
     before = digest_with(codes, state=SimpleNamespace(**kept))
+    first = torch.arange(6, dtype=torch.int8)
+    first.CB, first.SCB = kept.values()  # before its first pass
+    first.neg_()
+    assert digest_with(first) == before
     codes.data = -codes
     codes.SCB = None
     assert digest_with(codes, state=SimpleNamespace(**kept)) == before

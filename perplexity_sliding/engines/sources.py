@@ -277,12 +277,25 @@ def check_reference(
     defaults = {} if is_live else {"device": model.device, "dtype": model.dtype}
     given = {name: value for name, value in given.items() if value is not None}
     check_model_source(ModelSource(**given, role="reference"))
+    _check_folders(model.model_kwargs or {}, given.get("model_kwargs") or {})
     if {"dtype", "torch_dtype"} & set(given.get("model_kwargs") or {}):
         defaults.pop("dtype", None)
     source = ModelSource(**(defaults | given), role="reference")
     if states is not None:
         _check_states(states, is_live, distributed)
     return ReferenceSource(source, states)
+
+
+def _check_folders(of_model: dict, of_reference: dict) -> None:
+    """Check that weights of one model do not replace those of the other on disk."""
+    folders = [kwargs.get("offload_folder") for kwargs in (of_model, of_reference)]
+    if None not in folders and len(set(map(os.path.realpath, folders))) == 1:
+        raise ArgumentError(
+            "reference['model_kwargs']",
+            "have an 'offload_folder' of its own",
+            got=repr(folders[1]),
+            why="the model writes its weights there",
+        )
 
 
 def _as_dictionary(reference: object) -> dict:

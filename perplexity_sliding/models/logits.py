@@ -27,6 +27,7 @@ from .module import (
     is_known,
     is_moved,
     modules_of,
+    must_read_alone,
     package_of,
     state_name,
 )
@@ -258,10 +259,13 @@ def head_makers(model: torch.nn.Module) -> list[Callable[[], Head]]:
     """List constructors of a model's possible heads, the cheapest first.
 
     The last one is always the plain forward pass.  It is the only head of a model with custom code
-    in its forward, which may depend on tokens that no probe text contains.
+    in its forward, which may depend on tokens that no probe text contains, and of one whose head rounds
+    all rows together.
     """
     plain = partial(WholeForward, model, takes_index=False)
-    if not has_forward_of_transformers(model):
+    head: Any = getattr(model, "get_output_embeddings", lambda: None)()
+    reads_all_rows = head is not None and must_read_alone(head)
+    if reads_all_rows or not has_forward_of_transformers(model):
         return [plain]
     makers: list[Callable[[], Head]] = [
         partial(BodyThenHead, model, body, with_shortcuts)
@@ -352,6 +356,7 @@ def body_shortcuts(body: torch.nn.Module) -> dict[torch.nn.Module, Callable]:
     feed_forward = last_feed_forward(modules)
     if (
         feed_forward is not None
+        and not must_read_alone(feed_forward)
         and are_untouched(modules_of(feed_forward))
         and is_row_wise(feed_forward)
     ):

@@ -19,6 +19,12 @@ Modules = Sequence[tuple[str, torch.nn.Module]]
 
 # Kinds of rotary embeddings whose frequencies depend on the length of the pass.
 GROWING_ROTARY = ("dynamic", "longrope")
+# Settings of torch for matrix products on a GPU, with their defaults.
+REDUCTIONS = {
+    "allow_fp16_reduced_precision_reduction": True,
+    "allow_bf16_reduced_precision_reduction": True,
+    "allow_fp16_accumulation": False,
+}
 # Packages whose versions are in the signature, so that a name identifies their code.
 PINNED_PACKAGES = ("torch", "transformers")
 # Packages whose hooks and wrappers depend only on data that the digests cover.
@@ -291,6 +297,7 @@ def number_format(model: torch.nn.Module) -> str:
         parts.append(f"matmul({matmul_precision()})")
     if torch.get_default_dtype() != torch.float32:  # in which some models count positions
         parts.append(f"default({str(torch.get_default_dtype()).removeprefix('torch.')})")
+    parts += reductions()
     if not float(torch.tensor(1e-39, dtype=torch.float32) * 1):  # by `torch.set_flush_denormal`
         parts.append("flush")
     return "+".join(parts)
@@ -318,6 +325,17 @@ def matmul_precision() -> str:
         backends: Any = (torch.backends.cuda, torch.backends.mkldnn)
         names = {backend.matmul.fp32_precision for backend in backends}
         return "+".join(sorted(names - {"none", "ieee"})) or "highest"
+
+
+def reductions() -> list[str]:
+    """Return the names of settings for sums in half precision that are not torch's defaults."""
+    of_attention = getattr(torch.backends.cuda, "fp16_bf16_reduction_math_sdp_allowed", None)
+    changed = ["sdp(reduced)"] if of_attention is not None and of_attention() else []
+    products = torch.backends.cuda.matmul
+    for name, default in REDUCTIONS.items():
+        if (value := getattr(products, name, default)) != default:
+            changed.append(f"{name.removeprefix('allow_')}({value})")
+    return changed
 
 
 def quantisation(
@@ -506,7 +524,7 @@ class LibraryCode:
         spaces = [*map(vars, places), *registries]
         for space in {id(space): space for space in spaces}.values():
             found = {n: v for n, v in list(space.items()) if _is_used(v) and n not in UNUSED}
-            written = [name for name in found if not name.startswith(COMPILED)]
+            written = [name for name in found if not str(name).startswith(COMPILED)]
             foreign = [name for name in written if _is_foreign(found[name])]
             self.is_foreign |= bool(foreign)
             tables = [name for name in found if _is_table(found[name])]

@@ -28,6 +28,7 @@ from .module import (
     grows_frequencies,
     ids_name,
     modules_of,
+    must_read_alone,
     precision,
     probe_ids,
     selects_keys,
@@ -244,6 +245,8 @@ def why_not_in_parts(model: torch.nn.Module) -> str | None:
     """Return the reason why a model's passes must not be read in chunks, without testing it."""
     if grows_frequencies(model):
         return "its rotary frequencies depend on the length of the pass"
+    if must_read_alone(model):
+        return "its layers round or mask each token by the complete pass"
     if selects_keys(model):
         return "its layers select the keys that they attend to by the complete pass"
     if any(map(skips_padding, modules_of(model))):

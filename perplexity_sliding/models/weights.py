@@ -157,11 +157,14 @@ def _tensors(modules: Modules) -> Iterator[tuple[str, torch.Tensor]]:
 def _as_multiplied(module: torch.nn.Module, name: str) -> Iterator[torch.Tensor]:
     """Yield a tensor of a module, and what a layer of bitsandbytes keeps of it itself.
 
-    In 8 bits, the first pass moves codes and scales to the layer; in 4 bits, the layer has the scales of a
-    weight that was replaced.
+    In 8 bits, the weight has codes and scales beside its data, and the first pass moves them to the layer; in
+    4 bits, the layer has the scales of a weight that was replaced.
     """
     tensor = getattr(module, name)
     own = vars(module)
+    if isinstance(getattr(tensor, "CB", None), torch.Tensor):
+        yield from (tensor.CB, tensor.SCB)
+        return
     codes, scales = (getattr(own.get("state"), part, None) for part in ("CB", "SCB"))
     converts_again = getattr(own.get("state"), "has_fp16_weights", False)
     if scales is not None and not converts_again and getattr(tensor, "SCB", scales) is None:

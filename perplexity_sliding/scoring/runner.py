@@ -110,13 +110,14 @@ class Work:
             self.costs = costs_of(self.passes, shared)
 
     def _extremes(self, shared: Sequence[SharedPrefix]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return the passes with the most and the fewest tokens after a shared prefix, divided there.
+        """Return passes with a shared prefix, divided there: the most and the fewest tokens after one, the
+        longest prefix.
 
-        A single token may run through other kernels than several.
+        A single token may run through other kernels than several, and a cache may keep the last keys alone.
         """
         cuts = [(group.length, number) for group in shared for number in group.numbers]
         by_rest = sorted(cuts, key=lambda cut: (self.lengths[cut[1]] - cut[0], cut[0]))
-        chosen = dict.fromkeys((by_rest[-1], by_rest[0]))
+        chosen = dict.fromkeys((by_rest[-1], by_rest[0], max(cuts)))
         rows = [(self.row(number).inputs, length) for length, number in chosen]
         return [(inputs[:length], inputs[length:]) for inputs, length in rows]
 
