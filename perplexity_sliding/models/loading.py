@@ -373,7 +373,9 @@ def unwrapped(model: Any) -> torch.nn.Module:
         return unwrapped(model.module)
     if hasattr(model, "get_base_model"):  # PEFT
         settings = getattr(model, "peft_config", {}).values()
-        if not any(map(_acts_in_the_wrapper, settings)):
+        # accelerate's mixed precision casts in the forward that it is given.
+        is_prepared = "forward" in vars(model)
+        if not is_prepared and not any(map(_acts_in_the_wrapper, settings)):
             return unwrapped(model.get_base_model())
     return model
 
