@@ -2,16 +2,17 @@
 
 import json
 import random
+import threading
 from types import MappingProxyType
 
 import pytest
 import transformers
 from models import SlowTokenizer, make_tokenizer, random_text, save
-from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers import models as token_models
 from transformers import PreTrainedTokenizerFast
 
-from perplexity_sliding.plan.tokenization import tokens_of, vocabulary_texts
+from perplexity_sliding.plan.tokenization import tokens_of, untrimmed, vocabulary_texts
 from perplexity_sliding.plan.tokenizer_digest import check_tokenizer, tokenizer_digest
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -200,6 +201,20 @@ def test_merges_of_two_words_with_one_id_are_digested_by_id(tmp_path):
     assert len({tokenizer_digest(each) for each in loaded}) == 1
     other = reloaded(tmp_path, make_pairing(), merges=lambda merges: merges[1:])
     assert tokenizer_digest(other) != tokenizer_digest(make_pairing())
+
+
+def test_a_digest_waits_for_threads_that_encode():
+    """They change the tokenizer's settings meanwhile: 3 of 60 calls had another signature."""
+    tokenizer = make_tokenizer(adds_bos=True)
+    before, found = tokenizer_digest(tokenizer), []
+    thread = threading.Thread(target=lambda: found.append(tokenizer_digest(tokenizer)))
+    with untrimmed(tokenizer):
+        tokenizer.backend_tokenizer.post_processor = processors.ByteLevel()
+        thread.start()
+        thread.join(0.3)
+        assert not found
+    thread.join()
+    assert found == [before]
 
 
 def test_merges_of_other_words_with_the_same_ids(tmp_path):

@@ -289,9 +289,9 @@ def number_format(model: torch.nn.Module) -> str:
         if torch.is_autocast_enabled(device):
             dtype = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
             parts.append(f"autocast({device},{dtype})")
-    for autocast in _autocasts_within(model):
+    for place, autocast in _autocasts_within(model):
         dtype = str(autocast.fast_dtype).removeprefix("torch.") if autocast._enabled else "off"
-        parts.append(f"autocast({autocast.device},{dtype})")
+        parts.append(f"autocast({','.join(filter(None, (autocast.device, dtype, place)))})")
     parts = list(dict.fromkeys(parts))
     if matmul_precision() != "highest":
         parts.append(f"matmul({matmul_precision()})")
@@ -303,16 +303,17 @@ def number_format(model: torch.nn.Module) -> str:
     return "+".join(parts)
 
 
-def _autocasts_within(model: torch.nn.Module) -> list[torch.autocast]:
-    """List what casts within a model's own forwards, outermost first, as accelerate's mixed precision does."""
-    found = []
-    for module in modules_of(model):
+def _autocasts_within(model: torch.nn.Module) -> list[tuple[str, torch.autocast]]:
+    """List what casts within forwards, by module, outermost first, as accelerate's mixed precision does."""
+    found: list[tuple[str, torch.autocast]] = []
+    for name, module in named_modules(model):
         function = vars(module).get("forward")
         function = getattr(function, "__func__", function)
         while function is not None:
             for cell in getattr(function, "__closure__", None) or ():
                 with suppress(ValueError):  # an empty cell
-                    found += [cell.cell_contents] * isinstance(cell.cell_contents, torch.autocast)
+                    if isinstance(cell.cell_contents, torch.autocast):
+                        found.append((name, cell.cell_contents))
             function = getattr(function, "__wrapped__", None)
     return found
 
@@ -370,7 +371,7 @@ def precision(model: torch.nn.Module) -> torch.dtype:
 
     Quantised layers that round a whole batch to one scale count as bfloat16.
     """
-    for autocast in _autocasts_within(model):
+    for _, autocast in _autocasts_within(model):
         if autocast._enabled:
             return autocast.fast_dtype
     for device in ("cpu", "cuda"):

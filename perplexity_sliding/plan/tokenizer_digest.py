@@ -14,6 +14,7 @@ from .tokenization import (
     TokenizedText,
     end_of_ids,
     extra_special,
+    shared_lock,
     token_texts,
     tokenize,
     tokens_of,
@@ -125,8 +126,13 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
     """Digest everything that affects encoding and decoding, except padding and truncation.
 
     The digest covers the tokenizer's state, and its tokens of a probe text, which identify custom
-    code.
+    code.  Other threads that encode with the tokenizer wait, because they change its settings meanwhile.
     """
+    with shared_lock(tokenizer):
+        return _digest(tokenizer)
+
+
+def _digest(tokenizer: PreTrainedTokenizerBase) -> str:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None and hasattr(backend, "to_str"):
         state: list[Any] = [_backend_state(tokenizer, backend)]
