@@ -513,6 +513,13 @@ def test_what_has_no_part_in_the_number_does_not_matter(measure):
     assert after["signature"] == before["signature"]
 
 
+def test_a_layer_that_is_compiled(measure):
+    """Tables of torch's compiler have numbers as keys: an AttributeError."""
+    model = make_model("gpt2")
+    model.transformer.h[1] = torch.compile(model.transformer.h[1], backend="eager")
+    assert measure(model=model)["perplexity"] == pytest.approx(measure()["perplexity"], rel=1e-6)
+
+
 def test_a_compiled_model_is_the_model(measure):
     before = measure()
     after = measure(model=torch.compile(make_model("gpt2")))
