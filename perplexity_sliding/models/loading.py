@@ -314,10 +314,14 @@ def _files_in(folder: str) -> list[str]:
 def _inner_folders(folder: str) -> Iterator[str]:
     """Yield the subfolders of a model's folder that have templates, or weights that files name."""
     yield os.path.join(folder, "additional_chat_templates")
-    config = _read_json(Path(folder, CONFIGS[0]))
-    named = os.path.join(folder, os.path.dirname(str(config.get("transformers_weights", ""))))
-    yield named
-    for index in (path for place in {folder, named} for path in Path(place).glob("*.index.json")):
+    indices = list(Path(folder).glob("*.index.json"))
+    named = os.path.dirname(
+        str(_read_json(Path(folder, CONFIGS[0])).get("transformers_weights", ""))
+    )
+    if named:
+        yield os.path.join(folder, named)
+        indices += Path(folder, named).glob("*.index.json")
+    for index in indices:
         shards = _read_json(index).get("weight_map")
         for shard in shards.values() if isinstance(shards, dict) else ():
             yield os.path.join(folder, os.path.dirname(str(shard)))

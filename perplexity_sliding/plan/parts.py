@@ -259,9 +259,10 @@ def cut_by_lengths(
     )
     streams = []
     for number, (stream, alone) in enumerate(pairs):
-        first = len(alone) if contexts[number] else int(stream.ids[:1].tolist() == [start_id])
         if contexts[number]:
-            stream = alone.followed_by(stream, first)
+            first, stream = len(alone), alone.followed_by(stream)
+        else:
+            first = int(stream.ids[:1].tolist() == [start_id])
         targets = ((first, len(stream)),) if first < len(stream) else ()
         part = ScoredPart(targets, ((len(contexts[number]), len(whole[number])),), ("",))
         streams.append(replace(stream, part=part))

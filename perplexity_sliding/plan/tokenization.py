@@ -148,8 +148,9 @@ class TokenizedText:
             offsets = np.concatenate([offsets, [[place, place]]])
         return TokenizedText(np.append(self.ids, token_id), offsets, np.append(self.added, True))
 
-    def followed_by(self, whole: "TokenizedText", first: int) -> "TokenizedText":
-        """Return these tokens, and those of a longer text from `first` on."""
+    def followed_by(self, whole: "TokenizedText") -> "TokenizedText":
+        """Return these tokens, and those of a longer text after as many."""
+        first = len(self)
         return TokenizedText(
             np.concatenate([self.ids, whole.ids[first:]]),
             np.concatenate([self.known_offsets, whole.known_offsets[first:]]),
