@@ -639,8 +639,8 @@ class LanguageModel:
     def shares_prefixes(self, prefix: np.ndarray, following: np.ndarray) -> bool:
         """Return whether tokens after a cached prefix have the scores of a complete pass.
 
-        False below float32, where a different order of sums rounds visibly, where positions skip tokens
-        for padding, and with custom code in the forward, which may depend on the other tokens of the pass.
+        False below float32, where a different order of sums rounds visibly, where positions skip padding
+        tokens, and with custom code in the forward, which may depend on the other tokens of the pass.
 
         Args:
             prefix, following: token ids (P,) and (T,) of a pass, one after the other.

@@ -412,7 +412,7 @@ def must_read_alone(model: torch.nn.Module) -> bool:
     """Return whether a pass must be read alone, and its scores depend on all of its tokens.
 
     Quantised layers may round each token by what is in the whole batch, and XLM masks as many of the last
-    positions as a row has tokens for padding.
+    positions as a row has padding tokens.
     """
     return any(
         ".quantized.dynamic." in type(module).__module__

@@ -246,11 +246,11 @@ def why_not_in_parts(model: torch.nn.Module) -> str | None:
     if grows_frequencies(model):
         return "its rotary frequencies depend on the length of the pass"
     if must_read_alone(model):
-        return "its layers round or mask each token by the complete pass"
+        return "how its layers round or mask a token depends on the complete pass"
     if selects_keys(model):
-        return "its layers select the keys that they attend to by the complete pass"
+        return "which keys its layers attend to depends on the complete pass"
     if any(map(skips_padding, modules_of(model))):
-        return "its positions skip tokens for padding, which its state counts"
+        return "its positions skip padding tokens, but its cached state counts them"
     if not has_forward_of_transformers(model):
         return "custom code in its forward may depend on complete passes"
     return None
