@@ -7,7 +7,9 @@ let request = null, before = null, blank = false; // blank: no text but spaces
 /* Texts and settings outlive a reload of the page, in this tab alone; some browsers allow a page within another none. */
 const KEPT = "perplexity-sliding";
 let isPressed = false; // Score, while the server was gone
+let isLeaving = false; // for another link: what still arrives here belongs to neither the tab nor its address
 function keep(text, context, values) {
+  if (isLeaving) return;
   const settings = Object.fromEntries(values.map((value, n) => [SETTINGS[n], value]).filter(([, value]) => value || value === 0));
   try { sessionStorage.setItem(KEPT, JSON.stringify({ text, context, settings, pressed: isPressed && gone.isConnected })); } catch { /* then they don't */ }
 }
@@ -17,7 +19,9 @@ function kept() {
 }
 window.perplexityKept = kept();
 /* A link that is put into the address bar here changes only what is behind the #, which loads nothing. */
-addEventListener("hashchange", () => {
+addEventListener("hashchange", ({ newURL }) => {
+  isLeaving = true;
+  if (location.href !== newURL) history.replaceState(history.state, "", newURL); // a result came since
   try { sessionStorage.removeItem(KEPT); } catch { /* nothing was kept */ }
   location.reload();
 });
@@ -95,6 +99,7 @@ function followShown() {
 }
 document.addEventListener("click", ({ target }) => { if (target.closest?.("[role=tab]")) setTimeout(followShown, 100); });
 function follow(address) {
+  if (isLeaving) return;
   const from = new URL(address, location.href), to = new URL(location.href);
   for (const name of SETTINGS) to.searchParams.delete(name);
   for (const [name, value] of from.searchParams) to.searchParams.set(name, value);

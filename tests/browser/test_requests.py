@@ -265,6 +265,25 @@ def test_a_link_that_is_partly_wrong_still_says_so_when_it_is_scored(page, url):
     linked.until(lambda: linked.text == linked.shown == "The second.")
 
 
+# What a page does when a result arrives, once before it hears of its new address, and once after.
+STILL_ARRIVES = """
+const asked = () => window.perplexityAsked("The first text."), address = location.href;
+addEventListener("hashchange", asked);
+location.hash = arguments[0];
+if (arguments[1]) history.replaceState(history.state, "", address);
+"""
+
+
+@pytest.mark.parametrize("is_followed", [False, True])
+def test_a_result_that_arrives_beside_a_new_link_does_not_undo_it(page, url, is_followed):
+    """The page kept the first text, or its address, until the new page came, which found it there."""
+    page.browser.get("about:blank")
+    linked = visitor.Page(page.browser, f"{url}#text={pack('The first text.')}")
+    linked.until(lambda: linked.text == "The first text." and linked.is_scored)
+    linked.script(STILL_ARRIVES, f"text={pack('The second.')}", is_followed)
+    linked.until(lambda: linked.text == linked.shown == "The second.", patience=60)
+
+
 def test_files_are_made_of_what_is_shown(page):
     page.open("share")
     page.until(lambda: len(page.all("a[download]")) >= 4, "no files are offered")
