@@ -26,7 +26,7 @@ class PerplexityCallback(TrainerCallback):
 
     Every call of the Trainer's `evaluate` scores the current model, once for all data sets.  No model
     is loaded, and the mode and gradients of the live one are restored.  It runs in the precision of
-    the training.  Processes share the work if each has the whole model; with a sharded model (FSDP,
+    the training.  Processes share the work if each has the whole model; with a sharded model (FSDP 2,
     DeepSpeed), all of them score all texts.
 
     The evaluation's metrics gain `eval_perplexity`, its 95 % interval `eval_perplexity_low` and

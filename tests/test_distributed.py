@@ -12,6 +12,7 @@ from datetime import date
 
 import evaluate
 import pytest
+import torch
 from models import NEWEST, make_byte_tokenizer, make_model, make_tokenizer, random_text, save
 
 from perplexity_sliding.scoring.distributed import Processes, share_out
@@ -72,6 +73,15 @@ def run_calls(root, tmp_path, count, calls, living=None, wait=120):
     return outcomes
 
 
+def shard(rank, cache):
+    """Make a model of whose weights each process holds a half."""
+    torch.distributed.init_process_group("gloo")
+    model, mesh = make_model("llama"), torch.distributed.device_mesh.init_device_mesh("cpu", (2,))
+    for layer in model.model.layers:
+        torch.distributed.fsdp.fully_shard(layer, mesh=mesh)
+    return {"model": torch.distributed.fsdp.fully_shard(model, mesh=mesh), "distributed": None}
+
+
 def run_group(root, tmp_path, count, texts=TEXTS, behave=None):
     """Run a group of processes that make one call; return what each one that lived gave."""
 
@@ -113,6 +123,19 @@ def assert_same(result, expected):
         assert result[name] == expected[name]
     for ours, theirs in zip(result["token_scores"], expected["token_scores"]):
         assert ours["nll"] == pytest.approx(theirs["nll"], rel=1e-5)
+
+
+@needs_fork
+def test_a_model_in_shards_scores_as_the_whole_one(root, tmp_path, metric, tokenizer):
+    if not hasattr(pytest.importorskip("torch.distributed.fsdp"), "fully_shard"):
+        pytest.skip("this torch has no FSDP 2")
+    given = {"predictions": TEXTS, "tokenizer": tokenizer} | ARGUMENTS
+    whole = metric.compute(model=make_model("llama"), **given)
+    outcomes = run_calls(root, tmp_path, 2, [shard])
+    for [result] in outcomes.values():
+        assert result["total_nll"] == pytest.approx(whole["total_nll"])
+        assert result["probe"] == pytest.approx(whole["probe"])
+        assert result["signature"] == outcomes[0][0]["signature"]
 
 
 @needs_fork

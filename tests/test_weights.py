@@ -305,11 +305,32 @@ def test_weights_in_shards_are_digested_as_a_whole(one_process, metric, tokenize
     assert weights_digest(named_modules(layer)) != before
 
 
-def test_a_model_that_writes_to_what_inference_protects_is_refused(one_process, metric, tokenizer):
+def test_a_model_that_frees_its_weights_between_passes_is_refused(one_process, metric, tokenizer):
+    """Of two processes with halves of its weights, each ended as its memory was read."""
+    fsdp = pytest.importorskip("torch.distributed.fsdp")
+    model = fsdp.FullyShardedDataParallel(make_model("llama"), device_id=torch.device("cpu"))
+    for one in (model, torch.nn.Sequential(model)):
+        with pytest.raises(ValueError, match="`model` must be without FSDP 1"):
+            metric.compute(predictions=["w5 w6 w7"], model=one, tokenizer=tokenizer)
+
+
+def test_a_model_sharded_in_one_process_scores_as_the_whole_one(one_process, metric, tokenizer):
+    """FSDP 2 makes its buffers in its first pass; made in inference mode, they protected themselves from it."""
     fsdp = pytest.importorskip("torch.distributed.fsdp")
     if not hasattr(fsdp, "fully_shard"):
-        pytest.skip("this torch has no FSDP2")
+        pytest.skip("this torch has no FSDP 2")
     model = make_model("llama")
+    given = {"predictions": ["w5 w6 w7"], "tokenizer": tokenizer}
+    whole = metric.compute(model=model, **given)["perplexity"]
+    fsdp.fully_shard(model.model.layers[0], mesh=one_process)
     fsdp.fully_shard(model, mesh=one_process)
-    with pytest.raises(ValueError, match="inference mode protects, as FSDP2's hooks do"):
+    assert metric.compute(model=model, **given)["perplexity"] == pytest.approx(whole, rel=1e-5)
+    ids = torch.arange(5)[None]
+    model(input_ids=ids, labels=ids).loss.backward()  # the training goes on
+
+
+def test_what_inference_mode_does_not_allow_is_refused(metric, tokenizer):
+    model = make_model("llama")
+    model.register_forward_hook(lambda module, given, output: output.logits._version)
+    with pytest.raises(ValueError, match="does what torch's inference mode does not allow"):
         metric.compute(predictions=["w5 w6 w7"], model=model, tokenizer=tokenizer)

@@ -53,6 +53,7 @@ from .loading import (
     check_place,
     context_limit,
     find_commit,
+    gather_once,
     load_model,
     load_tokenizer,
     resolve_device,
@@ -273,6 +274,7 @@ class LanguageModel:
                 ),
             )
         model = unwrapped(model)
+        gather_once(model, argument)
         check_tokenizer(tokenizer, tokenizer_argument)
         config = getattr(model, "config", None)
         check_decoder(config, f"`{argument}`")

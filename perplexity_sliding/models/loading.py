@@ -393,6 +393,28 @@ def _acts_in_the_wrapper(adapter: Any) -> bool:
     return is_outside or getattr(adapter, "is_prompt_learning", False)
 
 
+def gather_once(model: torch.nn.Module, argument: str) -> None:
+    """Let FSDP 2 make its buffers outside of torch's inference mode, where it could not write to them again.
+
+    Raises:
+        ArgumentError: FSDP 1 frees weights between passes. To read them, or to call a part alone, ends Python.
+    """
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    first, shards = (getattr(fsdp, n, ()) for n in ("FullyShardedDataParallel", "FSDPModule"))
+    with torch.no_grad():
+        for module in model.modules() if fsdp else ():
+            if isinstance(module, first):
+                raise ArgumentError(
+                    argument,
+                    "be without FSDP 1 (FullyShardedDataParallel)",
+                    got="a model that contains it",
+                    advice="Score a model with its full state dict, or shard it by FSDP 2 (fully_shard).",
+                )
+            if isinstance(module, shards):
+                module.unshard()
+                module.reshard()
+
+
 def check_layers(config: PretrainedConfig, name: str) -> None:
     """Refuse a configuration without layers, which could be built and scored."""
     layers = getattr(config.get_text_config(decoder=True), "num_hidden_layers", None)
