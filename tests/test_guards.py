@@ -945,3 +945,26 @@ def test_attention_to_a_choice_of_tokens_reads_no_padding(metric, tokenizer):
     lengths = (40, 31, 25, 47, 30, 28)
     texts = [random_text(length, seed=1, vocabulary=9) for length in lengths]  # of six words
     check_batches(metric, tokenizer, model, texts, max_length=64, most=3)
+
+
+@pytest.mark.skipif(not hasattr(transformers, "DogeConfig"), reason="this transformers has no Doge")
+def test_attention_to_a_choice_of_tokens_reads_passes_alone(metric, tokenizer):
+    """Equal words tie up to rounding, which depends on the batch: single tokens changed by 0.3 nats."""
+    config = transformers.DogeConfig(
+        vocab_size=VOCABULARY, hidden_size=64, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, keep_window_size=12,
+        max_position_embeddings=512, bos_token_id=0, eos_token_id=1, pad_token_id=2,
+    )  # fmt: skip
+    torch.manual_seed(1)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    enliven(model, seed=2)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.A.normal_()
+    texts = [random_text(length, seed=length, vocabulary=9) for length in (150, 150, 200, 150)]
+    for carry in (False, True):
+        given = {"predictions": texts, "model": model, "tokenizer": tokenizer, "carry": carry}
+        alone, together = (
+            metric.compute(max_length=40, stride=8, batch_size=size, **given) for size in (1, 4)
+        )
+        assert together["perplexities"] == alone["perplexities"]

@@ -400,7 +400,7 @@ def has_experts(model: torch.nn.Module) -> bool:
 def selects_keys(model: torch.nn.Module) -> bool:
     """Return whether layers select the keys that they attend to, as an indexer of sparse attention does.
 
-    They break ties otherwise in passes of other lengths.
+    They break ties otherwise in passes of other lengths, or in other batches.
     """
     return any(
         "Indexer" in type(module).__name__ or "keep_window_size" in vars(module)  # of Doge
