@@ -44,6 +44,29 @@ UNSCORED = {
 }
 
 
+def test_an_unscored_first_token_of_a_part_does_not_count(measure):
+    """It counted as an average token of the part: 1.52 bits per byte for 1.49 of the whole text."""
+    text = re.sub("w2", "é2", random_text(12))
+    given = {"add_start_token": False, "return_token_scores": True}
+    whole = measure([text], **given)
+    assert whole["scored_share"] < 1
+    for part in ({"score_spans": [[(0, len(text))]]}, {"contexts": [""]}):
+        assert per_unit(measure([text], **given, **part)) == pytest.approx(per_unit(whole))
+    # Of two spans the second is scored as a whole; its first token is charged with the space before it.
+    pieces = re.findall(r"\s*\S+", text)
+    edges = [sum(map(len, pieces[:number])) for number in (0, 3, 5, 9)]
+    result = measure([text], score_spans=[[tuple(edges[:2]), tuple(edges[2:])]], **given)
+    (scores,) = whole["token_scores"]
+    scored = [*range(1, 3), *range(5, 9)]
+    nll = math.fsum(scores["nll"][number] for number in scored)
+    num_bytes = sum(len(pieces[number].encode()) for number in scored)
+    assert result["total_nll"] == pytest.approx(nll)
+    assert result["bits_per_byte"] == pytest.approx(nll / math.log(2) / num_bytes)
+    assert result["bits_per_character"] == pytest.approx(
+        nll / math.log(2) / sum(len(pieces[number]) for number in scored)
+    )
+
+
 @pytest.mark.parametrize("arguments", UNSCORED.values(), ids=UNSCORED)
 def test_bytes_and_characters_are_those_of_the_scored_tokens(measure, arguments):
     """As nanochat's evaluate_bpb: each token has its bytes, and unscored ones do not count."""

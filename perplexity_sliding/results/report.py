@@ -13,7 +13,7 @@ from ..digests import TextsDigest
 from ..errors import wording_of
 from ..models.interface import ScoredModel, describe_measurement
 from ..plan.measurement import Columns, Measurement, scatter_to_tokens
-from ..plan.tokenization import TokenizedText, tokens_of
+from ..plan.tokenization import ScoredPart, TokenizedText, tokens_of
 from ..plan.windows import Window, count_inputs, guide_weights, merge_windows, num_scored, unite
 from ..protocols import count_words
 from ..scoring.measures import TOKEN_MEASURES
@@ -250,8 +250,7 @@ def scored_units(
 ) -> dict[str, Any]:
     """Count tokens; measure the scored part of a text if offsets are known."""
     if stream.part is not None:
-        num_targets = stream.part.num_targets
-        return {"num_tokens": num_targets, "num_context": len(stream) - num_targets}
+        return units_of_part(text, stream, stream.part, windows, scores)
     # those of the text, without added special tokens unless they are scored
     all_scored = unite((window.first, window.end) for window in windows) == ((0, len(stream)),)
     units = {"num_tokens": len(stream) - (0 if all_scored else int(stream.added.sum()))}
@@ -271,6 +270,37 @@ def scored_units(
     }
 
 
+def units_of_part(
+    text: str,
+    stream: TokenizedText,
+    part: ScoredPart,
+    windows: list[Window],
+    scores: list[Columns],
+) -> dict[str, Any]:
+    """Count the tokens of a scored part; measure it without those that nothing precedes, if offsets are known."""
+    units = {"num_tokens": part.num_targets, "num_context": len(stream) - part.num_targets}
+    unscored = np.zeros(len(stream), dtype=bool)
+    for first, end in part.targets:
+        unscored[first:end] = True
+    for window in windows:
+        unscored[window.first : window.end] = False
+    are_known = stream.offsets is not None and unscored.any()
+    if not are_known or num_scored(windows) + unscored.sum() != part.num_targets:
+        return units
+    starts, ends = bounds_of_tokens(text, stream)
+    left_out = "".join(
+        text[max(start, first) : min(end, last)]
+        for start, end in zip(starts[unscored].tolist(), ends[unscored].tolist())
+        for first, last in part.spans
+    )
+    body = part.of(text)
+    return units | {
+        "scored_nll": float(sum(columns["nll"].sum(dtype=np.float64) for columns in scores)),
+        "scored_bytes": len(body.encode("utf-8")) - len(left_out.encode("utf-8")),
+        "scored_characters": len(body) - len(left_out),
+    }
+
+
 def measure_span(text: str, stream: TokenizedText, scored: np.ndarray) -> tuple[int, int]:
     """Count the bytes and characters of scored tokens, as nanochat's `evaluate_bpb` does.
 
@@ -280,18 +310,24 @@ def measure_span(text: str, stream: TokenizedText, scored: np.ndarray) -> tuple[
     Args:
         scored: mask of the scored tokens (N,).
     """
+    starts, ends = bounds_of_tokens(text, stream)
+    bytes_before = count_bytes_before(text)
+    counted = scored & ~stream.added
+    return (
+        int((bytes_before[ends] - bytes_before[starts])[counted].sum()),
+        int((ends - starts)[counted].sum()),
+    )
+
+
+def bounds_of_tokens(text: str, stream: TokenizedText) -> tuple[np.ndarray, np.ndarray]:
+    """Return where the characters of each token begin and end (N,), (N,), see `measure_span`."""
     own = ~stream.added
     ends = np.where(own, stream.known_offsets[:, 1], 0)
     ends = np.maximum.accumulate(np.maximum(ends, stream.begin))
     if own.any():
         ends[np.flatnonzero(own)[-1] :] = len(text)
     starts = np.concatenate([[stream.begin], ends[:-1]])
-    bytes_before = count_bytes_before(text)
-    counted = scored & own
-    return (
-        int((bytes_before[ends] - bytes_before[starts])[counted].sum()),
-        int((ends - starts)[counted].sum()),
-    )
+    return starts, ends
 
 
 def count_bytes_before(text: str) -> np.ndarray:
