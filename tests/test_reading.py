@@ -687,6 +687,12 @@ MISTAKES = {
     "TSV as prose": ("a.txt", CSV.replace(",", "\t"), [], "looks like CSV"),
     "JSON lines as prose": ("a.txt", '{"text": "w5"}\n{"text": "w6"}\n', [], "JSON lines, but"),
     "WikiText's form": ("a.txt", WIKITEXT, [], "looks like WikiText's tokenised form"),
+    "lines without their spaces": (
+        "a.txt",
+        WIKITEXT.rstrip() + "\n",
+        ["--detokenize=wikitext"],
+        "has lines that --detokenize cannot convert",
+    ),
     "prose to detokenise": ("a.txt", PROSE, ["--detokenize=wikitext"], "looks like prose, not"),
 }
 FINE = {
@@ -694,6 +700,7 @@ FINE = {
     "verse with a comma a line": ("Roses are red, violets are blue,\nSugar is sweet, and so\n", []),
     "a list of words": ("apples\npears\n", []),
     "WikiText to detokenise": (WIKITEXT, ["--detokenize=wikitext"]),
+    "more of it than is examined": (" w5 @-@ w6 , w7 \n" * 6000, ["--detokenize=wikitext"]),
     "braces": ("{curly} w5 {braces}\n", []),
 }
 

@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 
+from ..finding import wikitext
 from ..layouts import runs_together
 from .messages import say
 
@@ -69,6 +70,12 @@ class Suspicions:
                 "prose",
                 f"{name} looks like prose, not like WikiText's tokenised form: --detokenize has no "
                 "effect on prose.",
+            )
+        if self.detokenizes and WIKITEXT.search(wikitext.detokenize(whole_lines(text))):
+            self._warn(
+                "lost spaces",
+                f"{name} has lines that --detokenize cannot convert, because they lack WikiText's space "
+                "at both ends. Take the original file, or give each line a space at both ends.",
             )
 
     def look_at_encoding(self, name: str, text: str) -> None:
@@ -158,6 +165,12 @@ def is_csv(text: str) -> bool:
         if rows and sum(len(row) == len(names) for row in rows) >= 0.8 * len(rows):
             return True
     return False
+
+
+def whole_lines(text: str) -> str:
+    """Return the examined beginning of a text without a line that it cuts."""
+    head = text[:EXAMINED]
+    return head if len(head) == len(text) else head[: head.rfind("\n") + 1]
 
 
 def is_prose(text: str) -> bool:
