@@ -96,7 +96,7 @@ def warn_of_joins(
         first = contexts[joined[0]][-10:] + texts[joined[0]][:10]
         warnings.warn(
             Wording(
-                f"`predictions` {said} their `contexts` at {name_positions(joined)} (first: "
+                f"Texts {said} their `contexts` at {name_positions(joined)} (first: "
                 f"{first!r}). {hint}"
             ),
             stacklevel=2,
