@@ -928,39 +928,40 @@ def test_adapters_that_the_next_pass_unmerges_are_refused(metric, tokenizer):
     assert metric.compute(predictions=TEXTS, model=model, tokenizer=tokenizer)["num_tokens"]
 
 
-@pytest.mark.skipif(not hasattr(transformers, "DogeConfig"), reason="this transformers has no Doge")
-def test_attention_to_a_choice_of_tokens_reads_no_padding(metric, tokenizer):
-    """Words that repeat tie: 0.02 nats a token by the size of a batch, or a refusal."""
+def make_doge(seed, size, kv_heads, kept):
+    """Make a model that attends to a choice of as many tokens as are kept."""
     config = transformers.DogeConfig(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=32, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=1, keep_window_size=12,
+        vocab_size=VOCABULARY, hidden_size=size, intermediate_size=size, num_hidden_layers=2,
+        num_attention_heads=2 * kv_heads, num_key_value_heads=kv_heads, keep_window_size=kept,
         max_position_embeddings=512, bos_token_id=0, eos_token_id=1, pad_token_id=2,
     )  # fmt: skip
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    enliven(model, seed=2)
-    with torch.no_grad():
-        for layer in model.model.layers:
-            layer.self_attn.A.normal_()
-    lengths = (40, 31, 25, 47, 30, 28)
-    texts = [random_text(length, seed=1, vocabulary=9) for length in lengths]  # of six words
-    check_batches(metric, tokenizer, model, texts, max_length=64, most=3)
-
-
-@pytest.mark.skipif(not hasattr(transformers, "DogeConfig"), reason="this transformers has no Doge")
-def test_attention_to_a_choice_of_tokens_reads_passes_alone(metric, tokenizer):
-    """Equal words tie up to rounding, which depends on the batch: single tokens changed by 0.3 nats."""
-    config = transformers.DogeConfig(
-        vocab_size=VOCABULARY, hidden_size=64, intermediate_size=64, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, keep_window_size=12,
-        max_position_embeddings=512, bos_token_id=0, eos_token_id=1, pad_token_id=2,
-    )  # fmt: skip
-    torch.manual_seed(1)
+    torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     enliven(model, seed=2)
     with torch.no_grad():
         for layer in model.model.layers:
             layer.self_attn.A.normal_()
+    return model
+
+
+needs_doge = pytest.mark.skipif(
+    not hasattr(transformers, "DogeConfig"), reason="this transformers has no Doge"
+)
+
+
+@needs_doge
+def test_attention_to_a_choice_of_tokens_reads_no_padding(metric, tokenizer):
+    """Words that repeat tie: 0.02 nats a token by the size of a batch, or a refusal."""
+    model = make_doge(seed=0, size=32, kv_heads=1, kept=12)
+    lengths = (40, 31, 25, 47, 30, 28)
+    texts = [random_text(length, seed=1, vocabulary=9) for length in lengths]  # of six words
+    check_batches(metric, tokenizer, model, texts, max_length=64, most=3)
+
+
+@needs_doge
+def test_attention_to_a_choice_of_tokens_reads_passes_alone(metric, tokenizer):
+    """Equal words tie up to rounding, which depends on the batch: single tokens changed by 0.3 nats."""
+    model = make_doge(seed=1, size=64, kv_heads=2, kept=12)
     texts = [random_text(length, seed=length, vocabulary=9) for length in (150, 150, 200, 150)]
     for carry in (False, True):
         given = {"predictions": texts, "model": model, "tokenizer": tokenizer, "carry": carry}

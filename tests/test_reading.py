@@ -700,7 +700,7 @@ FINE = {
     "verse with a comma a line": ("Roses are red, violets are blue,\nSugar is sweet, and so\n", []),
     "a list of words": ("apples\npears\n", []),
     "WikiText to detokenise": (WIKITEXT, ["--detokenize=wikitext"]),
-    "more of it than is examined": (" w5 @-@ w6 , w7 \n" * 6000, ["--detokenize=wikitext"]),
+    "more of it than is examined": (" w5 @-@ w6 , w7 ; w8 \n" * 4600, ["--detokenize=wikitext"]),
     "braces": ("{curly} w5 {braces}\n", []),
 }
 

@@ -329,8 +329,10 @@ def test_a_model_sharded_in_one_process_scores_as_the_whole_one(one_process, met
     model(input_ids=ids, labels=ids).loss.backward()  # the training goes on
 
 
-def test_what_inference_mode_does_not_allow_is_refused(metric, tokenizer):
+def test_what_inference_mode_forbids_is_refused(metric, tokenizer):
     model = make_model("llama")
     model.register_forward_hook(lambda module, given, output: output.logits._version)
-    with pytest.raises(ValueError, match="does what torch's inference mode does not allow"):
+    with pytest.raises(
+        ValueError, match="performs an operation that torch's inference mode forbids"
+    ):
         metric.compute(predictions=["w5 w6 w7"], model=model, tokenizer=tokenizer)

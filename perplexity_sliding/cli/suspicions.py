@@ -6,7 +6,6 @@ import itertools
 import json
 import re
 
-from ..finding import wikitext
 from ..layouts import runs_together
 from .messages import say
 
@@ -15,6 +14,8 @@ EXAMINED = 100_000
 # A missing space stops the run only in this many first texts, not after hours.
 CHECKED_JOINS = 1000
 WIKITEXT = re.compile(r" @[-,.]@ | <unk> [,.] ")
+# In a line without a space at both ends.
+LOST_SPACES = re.compile(rf"^(?! .* $).*(?:{WIKITEXT.pattern})", re.MULTILINE)
 # Controls of ISO 8859, where Windows-1252 has quotation marks and dashes.
 CONTROLS = re.compile("[\x80-\x9f]")
 COLUMN_NAME = re.compile(r"[\w.-]+")
@@ -71,11 +72,11 @@ class Suspicions:
                 f"{name} looks like prose, not like WikiText's tokenised form: --detokenize has no "
                 "effect on prose.",
             )
-        if self.detokenizes and WIKITEXT.search(wikitext.detokenize(whole_lines(text))):
+        if self.detokenizes and LOST_SPACES.search(whole_lines(text)):
             self._warn(
                 "lost spaces",
                 f"{name} has lines that --detokenize cannot convert, because they lack WikiText's space "
-                "at both ends. Take the original file, or give each line a space at both ends.",
+                "at both ends. Use the original file, or add a space at both ends of each line.",
             )
 
     def look_at_encoding(self, name: str, text: str) -> None:

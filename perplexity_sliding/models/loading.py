@@ -394,10 +394,10 @@ def _acts_in_the_wrapper(adapter: Any) -> bool:
 
 
 def gather_once(model: torch.nn.Module, argument: str) -> None:
-    """Let FSDP 2 make its buffers outside of torch's inference mode, where it could not write to them again.
+    """Let FSDP 2 allocate its buffers outside torch's inference mode; others cannot be written to later.
 
     Raises:
-        ArgumentError: FSDP 1 frees weights between passes. To read them, or to call a part alone, ends Python.
+        ArgumentError: the model is under FSDP 1, which frees weights between passes; reading them crashes.
     """
     fsdp = sys.modules.get("torch.distributed.fsdp")
     first, shards = (getattr(fsdp, n, ()) for n in ("FullyShardedDataParallel", "FSDPModule"))

@@ -81,8 +81,8 @@ WITH_PROMPTS = (
     "Adapters that put tokens before the text (prompt tuning, p-tuning) are not supported."
 )
 IN_INFERENCE_MODE = (
-    "It does what torch's inference mode does not allow. Pass a model without hooks, such as one loaded from "
-    "a checkpoint."
+    "It performs an operation that torch's inference mode forbids. Pass a model without hooks, such as one "
+    "loaded from a checkpoint."
 )
 
 # Returns the logits of given rows (R, V) for token ids (B, T).

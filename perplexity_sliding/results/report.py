@@ -279,14 +279,13 @@ def units_of_part(
 ) -> dict[str, Any]:
     """Count the tokens of a scored part; measure it without those that nothing precedes, if offsets are known."""
     units = {"num_tokens": part.num_targets, "num_context": len(stream) - part.num_targets}
+    if stream.offsets is None or num_scored(windows) == part.num_targets:
+        return units
     unscored = np.zeros(len(stream), dtype=bool)
     for first, end in part.targets:
         unscored[first:end] = True
     for window in windows:
         unscored[window.first : window.end] = False
-    are_known = stream.offsets is not None and unscored.any()
-    if not are_known or num_scored(windows) + unscored.sum() != part.num_targets:
-        return units
     starts, ends = bounds_of_tokens(text, stream)
     left_out = "".join(
         text[max(start, first) : min(end, last)]
