@@ -9,6 +9,7 @@ import pytest
 from models import make_model, make_tokenizer, random_text, save
 
 from perplexity_sliding.cli import citing
+from perplexity_sliding.cli.values import without_secrets
 
 
 @pytest.fixture(autouse=True)
@@ -137,7 +138,7 @@ def test_the_entry_of_bibtex_has_author_and_address(call):
 SECRETS = [
     ["--model-kwargs", '{"token": "hf_secret", "revision": "main"}'],
     ['--model-kwargs={"token": "hf_secret", "revision": "main"}'],
-    ['--tokenizer-kwargs={"revision": "main", "proxies": {"auth": "hf_secret"}}'],
+    ['--tokenizer-kwargs={"revision": "main", "proxies": {"https": "http://me:secret@host"}}'],
 ]
 
 
@@ -149,6 +150,12 @@ def test_the_command_is_published_without_secrets(call, argv):
     assert call("a.txt", *argv, "--html=r.html").code == 0
     report = Path("r.html").read_text("utf-8")
     assert "secret" not in report and "main" in report
+
+
+def test_settings_whose_names_contain_key_are_published():
+    """`key_mapping`, which renames weights, was missing from the command, and from what --verify repeats."""
+    given = {"key_mapping": {"^absent": "present"}, "num_key_value_heads": 1, "api_key_variable": "K"}
+    assert without_secrets(given | {"api_key": "secret", "key": 1, "keys": [1]}) == given
 
 
 @pytest.mark.parametrize(

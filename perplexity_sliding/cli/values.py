@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from ..argument_table import Anything, Choice, Flag, Kind, Share, String, WholeNumber, WholeNumbers
 from ..finding.figures import LARGEST, SMALLEST
 
-# Keys of JSON objects whose values are not published.
-SECRET = re.compile(r"token\b|key|auth|password|secret|header", re.IGNORECASE)
+# Keys of JSON objects whose values are not published: `api_key` and `proxies`, but not `key_mapping` or
+# `num_key_value_heads`, which the number depends on.
+SECRET = re.compile(r"token\b|keys?\b|auth|password|secret|header|proxies", re.IGNORECASE)
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?", re.IGNORECASE)
 POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
