@@ -53,6 +53,19 @@ def test_by_context_is_what_separate_runs_give(metric, asked, lengths, stride):
     assert result["signature"] == longest["signature"]
 
 
+@pytest.mark.parametrize("start", ["once", False])
+def test_disjoint_windows_serve_each_scored_token(metric, gpt2, tokenizer, start):
+    """The first token of each text has no context, as the longest requires, but may have no score."""
+    result = metric.compute(
+        predictions=TEXTS, model=gpt2, tokenizer=tokenizer, context_lengths=[8], stride=8,
+        add_start_token=start, return_token_scores=True,
+    )  # fmt: skip
+    nlls = np.concatenate(by_token(result))
+    (entry,) = result["by_context_length"]
+    assert entry["num_tokens"] == result["num_tokens"] == np.count_nonzero(~np.isnan(nlls))
+    assert entry["nll"] == pytest.approx(np.nanmean(nlls))
+
+
 def test_all_lengths_cost_hardly_more_than_the_longest(metric, gpt2, tokenizer):
     kwargs = {"predictions": [random_text(400)], "model": gpt2, "tokenizer": tokenizer}
     lengths = [4, 8, 12, 16]

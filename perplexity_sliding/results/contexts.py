@@ -88,8 +88,8 @@ def doubling_edges(longest: int) -> list[int]:
 class ContextTotals:
     """Sums over the same tokens by length of context.
 
-    The tokens see between `longest - stride` and `longest - 1` tokens under the longest context, and
-    fewer under a shorter one, by the difference of the lengths.
+    The tokens are scored, and see between `longest - stride` and `longest - 1` tokens under the
+    longest context, and fewer under a shorter one, by the difference of the lengths.
 
     Attributes:
         context_lengths: window lengths, ascending.
@@ -121,7 +121,10 @@ class ContextTotals:
             stride: tokens from one window to the next.
         """
         longest = context_lengths[-1]
-        served = [np.flatnonzero(seen >= longest - stride) for seen in contexts]
+        served = [
+            np.flatnonzero((seen >= longest - stride) & ~np.isnan(nll))
+            for seen, nll in zip(contexts, nlls[-1])
+        ]
         texts = np.repeat(np.arange(len(served)), [len(places) for places in served])
         places = np.concatenate(served)
         columns = [
