@@ -527,6 +527,14 @@ def test_a_compiled_model_is_the_model(measure):
     assert after["signature"] == before["signature"]
 
 
+@pytest.mark.parametrize("wrap", [torch.nn.DataParallel, torch.optim.swa_utils.AveragedModel])
+def test_a_wrapped_model_is_the_model(measure, wrap):
+    """The wrapper of averaged weights has no vocabulary, and was probed with another text."""
+    before, after = measure(), measure(model=wrap(make_model("gpt2")))
+    assert after["perplexity"] == before["perplexity"]
+    assert (after["signature"], after["probe"]) == (before["signature"], before["probe"])
+
+
 def test_a_model_with_a_compiled_forward_is_the_model(measure, tmp_path):
     """As transformers' guide on speed compiles it, in place."""
     model = make_model("gpt2")

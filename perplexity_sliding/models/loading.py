@@ -58,6 +58,12 @@ SHARED_KWARGS = (
 FILE_KWARGS = tuple(key for key in SHARED_KWARGS if key != "trust_remote_code")
 # Arguments of from_pretrained by which other weights are loaded than the commit's usual ones.
 OTHER_WEIGHTS = {"use_safetensors", "key_mapping", "state_dict"}
+# Wrappers of torch that call the model inside them and nothing else.
+WRAPPERS = (
+    torch.nn.DataParallel,
+    torch.nn.parallel.DistributedDataParallel,
+    torch.optim.swa_utils.AveragedModel,
+)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -370,10 +376,10 @@ def find_commit(model_id: str, model_kwargs: dict) -> str | None:
 
 
 def unwrapped(model: Any) -> torch.nn.Module:
-    """Return the model inside wrappers for compilation, data parallelism or adapters."""
+    """Return the model inside wrappers for compilation, data parallelism, averages or adapters."""
     if hasattr(model, "_orig_mod"):  # torch.compile
         return unwrapped(model._orig_mod)
-    if isinstance(model, torch.nn.DataParallel | torch.nn.parallel.DistributedDataParallel):
+    if isinstance(model, WRAPPERS):
         return unwrapped(model.module)
     if hasattr(model, "get_base_model"):  # PEFT
         settings = getattr(model, "peft_config", {}).values()
