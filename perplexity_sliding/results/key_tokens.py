@@ -157,7 +157,10 @@ def check_offsets(streams: Sequence[TokenizedText], name: str) -> None:
 
 
 def merge_spans(offsets: np.ndarray) -> np.ndarray:
-    """Merge spans of characters (K, 2) that touch: (first, one past the last) of each (M, 2)."""
+    """Merge spans of characters (K, 2) that touch: (first, one past the last) of each (M, 2).
+
+    Several tokens of one character stay apart, as in the authors' package.
+    """
     if not len(offsets):
         return offsets.reshape(0, 2)
     apart = offsets[1:, 0] != offsets[:-1, 1]
@@ -171,7 +174,7 @@ def tokens_inside(offsets: np.ndarray, spans: np.ndarray) -> np.ndarray:
 
     Args:
         offsets: first and one-past-last character of each token (N, 2).
-        spans: ascending spans of characters (M, 2), apart from each other.
+        spans: ascending spans of characters (M, 2).
     """
     if not len(spans):
         return np.zeros(len(offsets), dtype=bool)
