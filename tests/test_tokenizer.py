@@ -191,16 +191,41 @@ def test_an_added_token_is_what_it_was_written_as(metric, gpt2, tmp_path):
     assert one["total_nll"] == other["total_nll"]
 
 
-def test_merges_of_two_words_with_one_id_are_digested_by_id(tmp_path):
-    """The library wrote them with a random word: each process had another digest."""
-    loaded = [
-        reloaded(tmp_path, make_pairing(), vocab=lambda ids: ids | {"x1": 3, "x2": ids["in"]})
+def test_a_digest_is_the_same_whichever_word_of_an_id_is_written(tmp_path):
+    """The library wrote a random one: each process had another digest."""
+    loaded = [  # with ids of words that do not merge
+        reloaded(tmp_path, make_pairing(), vocab=lambda ids: ids | {"x1": 1, "x2": ids["ing"]})
         for _ in range(6)
     ]
     assert len({each.backend_tokenizer.to_str() for each in loaded}) > 1
     assert len({tokenizer_digest(each) for each in loaded}) == 1
     other = reloaded(tmp_path, make_pairing(), merges=lambda merges: merges[1:])
     assert tokenizer_digest(other) != tokenizer_digest(make_pairing())
+
+
+@pytest.mark.parametrize("of_reference", [False, True])
+def test_words_that_merge_by_one_id_are_refused(metric, gpt2, tokenizer, tmp_path, of_reference):
+    """Folders that differed in what merges had one signature and probe, and 167.35 or 149.52 nats."""
+    merging = reloaded(tmp_path, make_pairing(), vocab=lambda ids: ids | {"é": ids["t"]})
+    arguments = {"model": gpt2, "tokenizer": merging}
+    if of_reference:
+        reference = {"model": gpt2, "tokenizer": merging}
+        arguments = {"model": gpt2, "tokenizer": tokenizer, "reference": reference}
+    named = r"`reference\['tokenizer'\]`" if of_reference else "`tokenizer`"
+    with pytest.raises(ValueError, match=f"{named} must have an id .* got 't' and 'é' with one id"):
+        metric.compute(predictions=["the thing"], **arguments)
+
+
+def test_an_empty_end_token_is_not_none(tmp_path):
+    """Its id is that of the unknown token, which then ends words: 19.31 or 19.47 nats, of one signature."""
+    none, empty = (
+        PreTrainedTokenizerFast(
+            tokenizer_object=make_pairing().backend_tokenizer, unk_token="t", eos_token=token
+        )
+        for token in (None, "")
+    )
+    assert (none.eos_token_id, empty.eos_token_id) == (None, none.unk_token_id)
+    assert tokenizer_digest(none) != tokenizer_digest(empty)
 
 
 def test_a_digest_waits_for_threads_that_encode():
@@ -215,18 +240,3 @@ def test_a_digest_waits_for_threads_that_encode():
         assert not found
     thread.join()
     assert found == [before]
-
-
-def test_merges_of_other_words_with_the_same_ids(tmp_path):
-    """Written by their ids they are equal, and what they give is not: 4,876 or 4,914."""
-    digests = set()
-    for first in ("t", "é"):
-        loaded = reloaded(
-            tmp_path,
-            make_pairing(),
-            vocab=lambda ids: ids | {"é": ids["t"], "éh": len(ids)},
-            merges=lambda merges, first=first: [*merges[:1], [first, "h"], *merges[2:]],
-        )
-        assert loaded("éh").input_ids == [loaded.get_vocab()[first + "h"]]
-        digests.add(tokenizer_digest(loaded))
-    assert len(digests) == 2

@@ -10,7 +10,7 @@ import threading
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import numpy as np
 import xxhash
-from tokenizers import models, processors
+from tokenizers import processors
 from transformers import PreTrainedTokenizerBase
 
 from ..digests import as_json, digest_of
@@ -546,7 +546,7 @@ class VocabularyIds:
         num_words: the number of words.
         end: the largest id and one; more than the number of words if ids are unused.
         shared: for each id with several words, the alphabetically first.
-        digest: of all words and how they are tokenized, if ids are shared; "" otherwise.
+        digest: of all words and their ids, if ids are shared; "" otherwise.
     """
 
     num_words: int
@@ -570,23 +570,9 @@ def vocabulary_ids(tokenizer: PreTrainedTokenizerBase) -> VocabularyIds | None:
             num_words,
             1 + max(words.values(), default=-1),
             {number: word for word, number in reversed(ordered) if number in shared},
-            digest_of([ordered, _ids_of_words(backend.model, words)]) if shared else "",
+            digest_of(ordered) if shared else "",
         )
     return known
-
-
-def _ids_of_words(model: Any, words: Iterable[str]) -> list:
-    """Tokenize each word of a vocabulary, and itself twice, since BPE may look up a word that it knows.
-
-    The tokenizers library writes merges of words by their ids, which may be those of others.
-    """
-    if not isinstance(model, models.BPE):
-        return []
-    return [
-        [token.id for token in model.tokenize(text)]
-        for word in sorted(words)
-        for text in (word, 2 * word)
-    ]
 
 
 def tokens_of(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:

@@ -93,6 +93,12 @@ def check_repeatable(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
             "which a signature cannot identify. Use one of the library's, or a subclass of "
             "PreTrainedTokenizer."
         )
+    if words := words_merged_by_one_id(tokenizer):
+        raise ValueError(
+            f"{name} must have an id of its own for each word that merges, got "
+            f"{' and '.join(map(repr, words))} with one id. The tokenizers library keeps merges by id, so "
+            "neither it nor a signature can tell these words apart."
+        )
 
 
 def random_setting(tokenizer: PreTrainedTokenizerBase) -> str | None:
@@ -117,6 +123,19 @@ def part_in_python(tokenizer: PreTrainedTokenizerBase) -> str | None:
         except Exception:  # the library's own components can be serialised
             return name.replace("_", "-")
     return None
+
+
+def words_merged_by_one_id(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Return words of a byte-pair encoding that share an id and merge; none if all can be told apart."""
+    known = vocabulary_ids(tokenizer)
+    if known is None or not known.shared:
+        return []
+    backend = tokenizer.backend_tokenizer
+    ids = backend.get_vocab(with_added_tokens=False)
+    merges = json.loads(backend.to_str())["model"].get("merges", ())
+    pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in merges)
+    number = next((ids[part] for pair in pairs for part in pair if ids[part] in known.shared), None)
+    return sorted(word for word in ids if ids[word] == number)
 
 
 # --- the digest -----------------------------------------------------------------------------------
@@ -147,6 +166,10 @@ def _digest(tokenizer: PreTrainedTokenizerBase) -> str:
         state = [type(tokenizer).__name__, sorted(tokenizer.get_vocab().items()), settings, given]
         state += _rules(tokenizer)
     special: dict = dict(tokenizer.special_tokens_map)
+    # transformers 4 leaves out empty ones, which have the id of the unknown token.
+    special |= {
+        name: "" for name in ("bos_token", "eos_token") if getattr(tokenizer, name, None) == ""
+    }
     if tokenizer.is_fast:  # others keep the padding token whole, wherever it is
         special.pop("pad_token", None)
     if extra := extra_special(tokenizer):
@@ -174,16 +197,12 @@ def _digest(tokenizer: PreTrainedTokenizerBase) -> str:
 def _backend_state(tokenizer: PreTrainedTokenizerBase, backend: Any) -> str:
     """Return the state of a fast tokenizer as JSON, without truncation and padding.
 
-    The JSON holds one word for each id, a random one if there are two; then its vocabulary is digested
-    in its place, and its merges are written as ids.
+    The JSON holds one word for each id, a random one if there are two; then the whole vocabulary is
+    digested in its place.
     """
     known = vocabulary_ids(tokenizer)
     if known is not None and known.digest:
         written = json.loads(backend.to_str()) | {"padding": None, "truncation": None}
-        words = backend.get_vocab(with_added_tokens=False)
-        merges = written["model"].get("merges", ())
-        pairs = (m.split(" ") if isinstance(m, str) else m for m in merges)
-        written["model"]["merges"] = [[words.get(word) for word in pair] for pair in pairs]
         written["model"]["vocab"] = known.digest
         return as_json(written)
     # Truncation and padding come first in the JSON; parsing half a megabyte would be slow.
