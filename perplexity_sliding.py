@@ -265,8 +265,8 @@ Returns:
         by_context_length (list of dict): with `context_lengths`, for each length in ascending
             order: context_length, perplexity, interval, nll (mean), num_tokens; and, except for the
             longest, ratio_to_longest: the paired ratio, with interval, pvalue and sample. All rows
-            score the same tokens: those that see L − d tokens of the longest length L, with d at
-            most a stride. They see C − d tokens at length C.
+            score the same tokens: those that see at least L − S tokens of the longest length L,
+            with stride S. At length C they see at least C − S.
         by_position (list of dict): with `positions`, for each bin with a scored token: first and
             last position, nll (mean), interval, cumulative_nll (mean of all tokens up to `last`),
             num_tokens, num_texts.
