@@ -240,3 +240,51 @@ def test_a_digest_waits_for_threads_that_encode():
         assert not found
     thread.join()
     assert found == [before]
+
+
+def with_added(folder, *added, **config):
+    """Save and load a tokenizer whose tokenizer.json lists these settings of added tokens."""
+    tokenizer = make_pairing()
+    tokenizer.backend_tokenizer.normalizer = normalizers.Prepend("z")
+    tokenizer.save_pretrained(folder)
+    path = folder / "tokenizer.json"
+    written = json.loads(path.read_text())
+    usual = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    written["added_tokens"] += [usual | token for token in added]
+    path.write_text(json.dumps(written))
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | config))
+    return transformers.AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    "once, now, config",
+    [
+        ({"special": True}, {}, {"split_special_tokens": True}),
+        ({}, {"normalized": True}, {}),  # matters to tokenizers 0.20
+        ({"normalized": True}, {}, {}),
+    ],
+    ids=["special", "not normalised", "normalised"],
+)
+def test_what_an_added_token_once_was_is_digested(tmp_path, once, now, config):
+    """The library acts on it and does not save it: 383.41 or 367.48 nats, of one signature."""
+    token = {"id": 32, "content": "qq"}
+    before = with_added(tmp_path, token | once, token | now, **config)
+    never = with_added(tmp_path, token | now, **config)
+    assert before.backend_tokenizer.to_str() == never.backend_tokenizer.to_str()
+    differ = before("xqqx zqq").input_ids != never("xqqx zqq").input_ids
+    assert (tokenizer_digest(before) != tokenizer_digest(never)) == differ
+    assert differ or "special" not in once
+
+
+@pytest.mark.parametrize("contents", [["qq"], ["qq", "ing"]])
+def test_an_added_token_with_the_id_of_another_is_refused(metric, gpt2, tmp_path, contents):
+    """The library gives it one by the number of words, which a vocabulary with gaps has in use."""
+    loaded = reloaded(tmp_path, make_pairing(), vocab=lambda ids: ids | {"ing": 32})
+    loaded.add_tokens(contents)
+    assert loaded.convert_tokens_to_ids(["qq", "ing"]) == [32, 32]
+    named = (
+        rf"an id of its own for each added token, got several words with that of '{contents[-1]}'"
+    )
+    with pytest.raises(ValueError, match=named):
+        metric.compute(predictions=["xqqx"], model=gpt2, tokenizer=loaded)

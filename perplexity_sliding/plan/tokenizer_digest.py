@@ -1,6 +1,7 @@
 """Identify a tokenizer by a digest of its settings and output, and refuse one that samples."""
 
 import json
+import weakref
 from types import FunctionType
 from typing import Any
 
@@ -44,9 +45,8 @@ PROBE_TEXT = (
     "def f(x): return {'a': [x**2 % 3]} # ok <s> </s> <unk> <|endoftext|> IOI \u0130\u0131\u00df"
 )
 PROBE_TOKENS = 1024
-# Digests of the last tokenizers without custom code, by their state.
-MOST_TRIED = 8
-_TRIED: dict[tuple[bytes, str], str] = {}
+# State and digest of tokenizers without custom code.
+_TRIED: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 # Packages that methods of transformers' tokenizers are written in.
 WRITERS = ("transformers", "huggingface_hub")
 
@@ -99,6 +99,12 @@ def check_repeatable(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
             f"{' and '.join(map(repr, words))} with one id. The tokenizers library keeps merges by id, so "
             "neither it nor a signature can tell these words apart."
         )
+    if (word := token_with_a_shared_id(tokenizer)) is not None:
+        raise ValueError(
+            f"{name} must have an id of its own for each added token, got several words with that of "
+            f"{word!r}. The tokenizers library saves only the last token added with an id, so a signature "
+            "cannot identify the others."
+        )
 
 
 def random_setting(tokenizer: PreTrainedTokenizerBase) -> str | None:
@@ -136,6 +142,26 @@ def words_merged_by_one_id(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in merges)
     number = next((ids[part] for pair in pairs for part in pair if ids[part] in known.shared), None)
     return sorted(word for word in ids if ids[word] == number)
+
+
+def token_with_a_shared_id(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """Return an added token whose id other words have, too; None without one.
+
+    These may be added tokens: the library recognises all of them, but lists only the last.
+    """
+    known = vocabulary_ids(tokenizer)
+    if known is None:
+        return None
+    backend, model = tokenizer.backend_tokenizer, tokenizer.backend_tokenizer.model
+    added = {n: token.content for n, token in backend.get_added_tokens_decoder().items()}
+    for number, content in added.items():
+        if number in known.shared or model.id_to_token(number) not in (None, content):
+            return content
+    listed = sum(model.token_to_id(content) is None for content in added.values())
+    if backend.get_vocab_size(with_added_tokens=True) - known.num_words > listed:
+        words = backend.get_vocab(with_added_tokens=True).items()
+        return next(added[n] for word, n in words if n in added and added[n] != word)
+    return None
 
 
 # --- the digest -----------------------------------------------------------------------------------
@@ -178,20 +204,19 @@ def _digest(tokenizer: PreTrainedTokenizerBase) -> str:
         offsets = [part.offsets for part in _encode_probe(tokenizer)]
         tried = [_try_out(tokenizer), [None if o is None else o.tolist() for o in offsets]]
         return digest_of([digest_of([state, special]), *tried])
-    # Usually it is one of the last; serialising its state would take several times longer.  Its tokens
-    # of a short text show changed code whatever its form.
+    # Usually it has not changed; serialising its state would take several times longer.  Its tokens of
+    # a short text show changed code whatever its form.
     written, *others = state
     hashed = xxhash.xxh3_128(written.encode())
     for part in _encode_probe(tokenizer):
         hashed.update(part.ids.tobytes())
         hashed.update(b"" if part.offsets is None else part.offsets.tobytes())
     key = (hashed.digest(), repr([others, special]))
-    digest = _TRIED.get(key)
-    if digest is None:
-        if len(_TRIED) >= MOST_TRIED:
-            _TRIED.clear()
-        digest = _TRIED[key] = digest_of([digest_of([state, special]), _try_out(tokenizer)])
-    return digest
+    known = _TRIED.get(tokenizer)
+    if known is None or known[0] != key:
+        digest = digest_of([digest_of([state, special]), _try_out(tokenizer)])
+        known = _TRIED[tokenizer] = key, digest
+    return known[1]
 
 
 def _backend_state(tokenizer: PreTrainedTokenizerBase, backend: Any) -> str:
@@ -298,17 +323,32 @@ def _added_words(tokenizer: PreTrainedTokenizerBase) -> str:
     return " ".join(case(word) for word in words for case in (str, str.lower, str.upper))
 
 
+def _added_in_words(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Write each added token by itself, between letters and between brackets, also as normalised.
+
+    If it was added before with other settings, the tokenizers library may still recognise it by these,
+    as normalised or not, or split it as special; it does not save them.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if not tokenizer.is_fast or backend is None:
+        return ""
+    words = [token.content for token in tokenizer.added_tokens_decoder.values()]
+    if backend.normalizer is not None:
+        words += [backend.normalizer.normalize_str(word) for word in words]
+    return " ".join(f"{word} x{word}x ({word})" for word in words)
+
+
 def _try_out(tokenizer: PreTrainedTokenizerBase) -> list:
     """Encode a probe text, and decode some tokens of the vocabulary.
 
-    The text has many scripts, then tokens from the whole vocabulary, unchanged and with swapped case.
+    The text has many scripts, then tokens from the whole vocabulary, unchanged and with swapped case,
+    and added tokens.
     """
     end = end_of_ids(tokenizer)
     tokens = tokens_of(tokenizer, range(0, end, max(1, end // PROBE_TOKENS)))
     words = " ".join(tokens).replace("\u0120", " ").replace("\u2581", " ")
     texts = [PROBE_TEXT, words, words.swapcase()]
-    if added := _added_words(tokenizer):
-        texts.append(added)
-    streams = tokenize(tokenizer, texts)
+    added = _added_words(tokenizer), _added_in_words(tokenizer)
+    streams = tokenize(tokenizer, [*texts, *filter(None, added)])
     streams += tokenize(tokenizer, [PROBE_TEXT], "default")
     return [[stream.ids.tolist() for stream in streams], token_texts(tokenizer, tokens)]
