@@ -293,7 +293,8 @@ def test_an_adapter_of_an_incomplete_model(metric, folder, adapted):
 
 
 @pytest.mark.filterwarnings("ignore:.*fan_in_fan_out")
-def test_an_adapter_that_acts_from_a_token_on_is_refused(metric, tokenizer):
+@pytest.mark.parametrize("name", ["default", "math+code"])
+def test_an_adapter_that_acts_from_a_token_on_is_refused(metric, tokenizer, name):
     """Unless it is disabled: the number is then that of the model without it."""
     peft = pytest.importorskip("peft")
     if "alora_invocation_tokens" not in inspect.signature(peft.LoraConfig).parameters:
@@ -304,7 +305,7 @@ def test_an_adapter_that_acts_from_a_token_on_is_refused(metric, tokenizer):
         alora_invocation_tokens=[7, 8],
         init_lora_weights=False,
     )
-    model = peft.get_peft_model(make_model("llama"), config).eval()
+    model = peft.get_peft_model(make_model("llama"), config, name).eval()
     given = {"predictions": [random_text(12)], "tokenizer": tokenizer}
     with pytest.raises(ValueError, match="`model` must have no activated LoRA"):
         metric.compute(model=model, **given)

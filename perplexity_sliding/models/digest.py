@@ -342,15 +342,17 @@ def state_of_code(built: Built) -> tuple:
 
 def active_adapters(built: Built) -> str | None:
     """Return the names of the active adapters; "none" if disabled, None without any."""
-    if not built.structure.adapters:
-        return None
+    return "+".join(_active_names(built)) or "none" if built.structure.adapters else None
+
+
+def _active_names(built: Built) -> list[str]:
     states = [_adapter_state(built.modules[n][1]) for n in built.structure.adapters]
     names = dict.fromkeys(
         name
         for active, disabled, merged, _ in states
         for name in ([] if disabled else active) + merged
     )
-    return "+".join(names) or "none"
+    return list(names)
 
 
 def check_examinable(built: Built, name: str) -> None:
@@ -398,7 +400,7 @@ def check_adapters(built: Built, name: str) -> None:
             "Arrow's routers compute prototypes and subtract general knowledge, KaSA truncates the base. "
             "Run the model on any text."
         )
-    active = (active_adapters(built) or "").split("+")
+    active = _active_names(built)
     for adapter, settings in getattr(built.model, "peft_config", {}).items():
         if adapter in active and getattr(settings, "alora_invocation_tokens", None):
             raise ValueError(
