@@ -527,3 +527,15 @@ def test_the_working_folder_is_not_looked_at(folder, tmp_path, monkeypatch):
     templates.mkdir()
     (templates / "default.jinja").write_text("")
     assert loading.files_state(folder, {}, {}) == before
+
+
+def test_a_table_of_sines_is_a_limit(metric, tokenizer):
+    """CTRL's is neither an embedding nor named like others: an IndexError."""
+    config = transformers.CTRLConfig(
+        vocab_size=len(tokenizer), n_positions=16, n_embd=32, dff=32, n_layer=2, n_head=2
+    )
+    model = transformers.CTRLLMHeadModel(config)
+    given = {"predictions": [random_text(30)], "model": model, "tokenizer": tokenizer}
+    assert metric.compute(max_length=16, **given)["num_tokens"] == 30
+    with pytest.raises(ValueError, match="`max_length` must be between 2 and 16, .* got 17"):
+        metric.compute(max_length=17, **given)

@@ -507,10 +507,10 @@ def position_table(model: torch.nn.Module) -> int | None:
     for module in modules_of(model):
         if isinstance(module, torch.nn.Embedding) and module is not embeddings:
             sizes.append(module.num_embeddings)
-        # GPT-J and CodeGen; a plain attribute in older transformers
-        precomputed = getattr(module, "embed_positions", None)
-        if isinstance(precomputed, torch.Tensor) and precomputed.ndim == 2:
-            fixed.append(precomputed.shape[0])
+        for name in ("embed_positions", "pos_encoding"):  # GPT-J and CodeGen; CTRL
+            precomputed = getattr(module, name, None)  # a plain attribute, in CTRL and older transformers
+            if isinstance(precomputed, torch.Tensor) and precomputed.ndim == 2:
+                fixed.append(precomputed.shape[0])
     if sizes:
         known = _TABLES.get(model)
         if known is None or known[0] != sizes:
