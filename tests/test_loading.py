@@ -537,5 +537,5 @@ def test_a_table_of_sines_is_a_limit(metric, tokenizer):
     model = transformers.CTRLLMHeadModel(config)
     given = {"predictions": [random_text(30)], "model": model, "tokenizer": tokenizer}
     assert metric.compute(max_length=16, **given)["num_tokens"] == 30
-    with pytest.raises(ValueError, match="`max_length` must be between 2 and 16, .* got 17"):
+    with pytest.raises(ValueError, match=r"`max_length` must be between 2 and 16, .* got 17"):
         metric.compute(max_length=17, **given)

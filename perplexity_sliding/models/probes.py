@@ -508,7 +508,9 @@ def position_table(model: torch.nn.Module) -> int | None:
         if isinstance(module, torch.nn.Embedding) and module is not embeddings:
             sizes.append(module.num_embeddings)
         for name in ("embed_positions", "pos_encoding"):  # GPT-J and CodeGen; CTRL
-            precomputed = getattr(module, name, None)  # a plain attribute, in CTRL and older transformers
+            precomputed = getattr(
+                module, name, None
+            )  # a plain attribute, in CTRL and older transformers
             if isinstance(precomputed, torch.Tensor) and precomputed.ndim == 2:
                 fixed.append(precomputed.shape[0])
     if sizes:

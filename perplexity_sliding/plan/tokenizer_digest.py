@@ -2,17 +2,20 @@
 
 import json
 import weakref
+from collections.abc import Iterable
 from types import FunctionType
 from typing import Any
 
 import numpy as np
 import xxhash
+from tokenizers import models
 from transformers import AddedToken, PreTrainedTokenizerBase
 
 from ..digests import as_json, digest_of
 from ..errors import ArgumentTypeError
 from .tokenization import (
     TokenizedText,
+    VocabularyIds,
     end_of_ids,
     extra_special,
     shared_lock,
@@ -93,17 +96,12 @@ def check_repeatable(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
             "which a signature cannot identify. Use one of the library's, or a subclass of "
             "PreTrainedTokenizer."
         )
-    if words := words_merged_by_one_id(tokenizer):
+    words = words_not_told_apart(tokenizer)
+    if words is not None:
         raise ValueError(
-            f"{name} must have an id of its own for each word that merges, got "
-            f"{' and '.join(map(repr, words))} with one id. The tokenizers library keeps merges by id, so "
-            "neither it nor a signature can tell these words apart."
-        )
-    if (word := token_with_a_shared_id(tokenizer)) is not None:
-        raise ValueError(
-            f"{name} must have an id of its own for each added token, got several words with that of "
-            f"{word!r}. The tokenizers library saves only the last token added with an id, so a signature "
-            "cannot identify the others."
+            f"{name} must tell its words apart, got {words}. The tokenizers library saves only one of "
+            "them, or takes one at random, so a signature cannot identify what it does. Rename or remove "
+            "the others."
         )
 
 
@@ -131,37 +129,63 @@ def part_in_python(tokenizer: PreTrainedTokenizerBase) -> str | None:
     return None
 
 
-def words_merged_by_one_id(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Return words of a byte-pair encoding that share an id and merge; none if all can be told apart."""
+def words_not_told_apart(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """Describe words of a fast tokenizer of which its library forgets some; None without any."""
     known = vocabulary_ids(tokenizer)
-    if known is None or not known.shared:
-        return []
+    if known is None:
+        return None
     backend = tokenizer.backend_tokenizer
+    if known.shared and (words := _merged_by_one_id(backend, known)):
+        return f"{_listed(words)} with one id, which merge"
+    added = backend.get_added_tokens_decoder()
+    if words := _added_with_one_id(backend, known, added):
+        return f"{_listed(words)} with one id, at least one of them added"
+    if words := _normalised_alike(backend, added):
+        return f"{_listed(words)}, added tokens with one normalised form"
+    return None
+
+
+def _listed(words: Iterable[str]) -> str:
+    return " and ".join(map(repr, sorted(words)))
+
+
+def _merged_by_one_id(backend: Any, known: VocabularyIds) -> list[str]:
+    """Return words with one id that a byte-pair encoding merges: the library keeps merges by id."""
     ids = backend.get_vocab(with_added_tokens=False)
     merges = json.loads(backend.to_str())["model"].get("merges", ())
     pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in merges)
     number = next((ids[part] for pair in pairs for part in pair if ids[part] in known.shared), None)
-    return sorted(word for word in ids if ids[word] == number)
+    return [word for word in ids if ids[word] == number]
 
 
-def token_with_a_shared_id(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Return an added token whose id other words have, too; None without one.
+def _added_with_one_id(backend: Any, known: VocabularyIds, added: dict) -> list[str]:
+    """Return an added token and other words with its id: the library lists only the last one added."""
+    contents = {number: token.content for number, token in added.items()}
+    unknown = sum(backend.model.token_to_id(content) is None for content in contents.values())
+    num_words = backend.get_vocab_size(with_added_tokens=True)
+    suspects = {
+        number
+        for number, content in contents.items()
+        if number in known.shared or backend.model.id_to_token(number) not in (None, content)
+    }
+    if not suspects and num_words - known.num_words <= unknown:
+        return []
+    by_id: dict[int, set[str]] = {number: {content} for number, content in contents.items()}
+    for word, number in backend.get_vocab(with_added_tokens=True).items():
+        by_id.get(number, set()).add(word)
+    return next((list(words) for words in by_id.values() if len(words) > 1), [])
 
-    These may be added tokens: the library recognises all of them, but lists only the last.
-    """
-    known = vocabulary_ids(tokenizer)
-    if known is None:
-        return None
-    backend, model = tokenizer.backend_tokenizer, tokenizer.backend_tokenizer.model
-    added = {n: token.content for n, token in backend.get_added_tokens_decoder().items()}
-    for number, content in added.items():
-        if number in known.shared or model.id_to_token(number) not in (None, content):
-            return content
-    listed = sum(model.token_to_id(content) is None for content in added.values())
-    if backend.get_vocab_size(with_added_tokens=True) - known.num_words > listed:
-        words = backend.get_vocab(with_added_tokens=True).items()
-        return next(added[n] for word, n in words if n in added and added[n] != word)
-    return None
+
+def _normalised_alike(backend: Any, added: dict) -> list[str]:
+    """Return added tokens with one normalised form: the library recognises one of them, at random."""
+    if backend.normalizer is None:
+        return []
+    forms: dict[str, set[str]] = {}
+    for token in added.values():
+        if token.normalized:
+            form = backend.normalizer.normalize_str(token.content)
+            forms.setdefault(form, set()).add(token.content)
+    return next((list(words) for words in forms.values() if len(words) > 1), [])
 
 
 # --- the digest -----------------------------------------------------------------------------------
@@ -231,7 +255,13 @@ def _backend_state(tokenizer: PreTrainedTokenizerBase, backend: Any) -> str:
         written["model"]["vocab"] = known.digest
         return as_json(written)
     # Truncation and padding come first in the JSON; parsing half a megabyte would be slow.
-    return backend.to_str().split('"added_tokens":', 1)[-1]
+    text = backend.to_str().split('"added_tokens":', 1)[-1]
+    if isinstance(backend.model, models.Unigram) and '",null]' in text:
+        raise ValueError(
+            "The tokenizer must have a finite score for each piece of its unigram model, got one that is "
+            "infinite or nan: the tokenizers library saves these alike, so a signature cannot identify it."
+        )
+    return text
 
 
 def _rules(tokenizer: Any) -> list:
@@ -323,7 +353,7 @@ def _added_words(tokenizer: PreTrainedTokenizerBase) -> str:
     return " ".join(case(word) for word in words for case in (str, str.lower, str.upper))
 
 
-def _added_in_words(tokenizer: PreTrainedTokenizerBase) -> str:
+def _added_in_words(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Write each added token by itself, between letters and between brackets, also as normalised.
 
     If it was added before with other settings, the tokenizers library may still recognise it by these,
@@ -331,11 +361,11 @@ def _added_in_words(tokenizer: PreTrainedTokenizerBase) -> str:
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if not tokenizer.is_fast or backend is None:
-        return ""
+        return []
     words = [token.content for token in tokenizer.added_tokens_decoder.values()]
     if backend.normalizer is not None:
         words += [backend.normalizer.normalize_str(word) for word in words]
-    return " ".join(f"{word} x{word}x ({word})" for word in words)
+    return [f"{word} x{word}x ({word}) {word}{word}" for word in words]
 
 
 def _try_out(tokenizer: PreTrainedTokenizerBase) -> list:
@@ -348,7 +378,8 @@ def _try_out(tokenizer: PreTrainedTokenizerBase) -> list:
     tokens = tokens_of(tokenizer, range(0, end, max(1, end // PROBE_TOKENS)))
     words = " ".join(tokens).replace("\u0120", " ").replace("\u2581", " ")
     texts = [PROBE_TEXT, words, words.swapcase()]
-    added = _added_words(tokenizer), _added_in_words(tokenizer)
-    streams = tokenize(tokenizer, [*texts, *filter(None, added)])
+    if added := _added_words(tokenizer):
+        texts.append(added)
+    streams = tokenize(tokenizer, texts + _added_in_words(tokenizer))
     streams += tokenize(tokenizer, [PROBE_TEXT], "default")
     return [[stream.ids.tolist() for stream in streams], token_texts(tokenizer, tokens)]
