@@ -201,9 +201,15 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
         return _digest(tokenizer)
 
 
-def _digest(tokenizer: PreTrainedTokenizerBase) -> str:
+def _backend(tokenizer: PreTrainedTokenizerBase) -> Any:
+    """Return what a fast tokenizer is in the tokenizers library; None for a tokenizer in Python."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is not None and hasattr(backend, "to_str"):
+    return backend if hasattr(backend, "to_str") else None
+
+
+def _digest(tokenizer: PreTrainedTokenizerBase) -> str:
+    backend = _backend(tokenizer)
+    if backend is not None:
         state: list[Any] = [_backend_state(tokenizer, backend)]
         state.append(getattr(tokenizer, "split_special_tokens", False))
     else:
@@ -357,15 +363,23 @@ def _added_in_words(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Write each added token by itself, between letters and between brackets, also as normalised.
 
     If it was added before with other settings, the tokenizers library may still recognise it by these,
-    as normalised or not, or split it as special; it does not save them.
+    as normalised or not; it does not save them.
     """
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if not tokenizer.is_fast or backend is None:
+    backend = _backend(tokenizer)
+    if backend is None:
         return []
     words = [token.content for token in tokenizer.added_tokens_decoder.values()]
     if backend.normalizer is not None:
-        words += [backend.normalizer.normalize_str(word) for word in words]
+        cases = (backend.normalizer.normalize_str, str.lower, str.upper)
+        words += [case(word) for word in words for case in cases]
     return [f"{word} x{word}x ({word}) {word}{word}" for word in words]
+
+
+def _skipped_as_special(tokenizer: PreTrainedTokenizerBase) -> list[bool]:
+    """Return which added tokens are special to the tokenizers library; those are that ever were."""
+    backend = _backend(tokenizer)
+    ids = [] if backend is None else tokenizer.added_tokens_decoder
+    return [backend.decode([number], skip_special_tokens=True) == "" for number in ids]
 
 
 def _try_out(tokenizer: PreTrainedTokenizerBase) -> list:
@@ -382,4 +396,8 @@ def _try_out(tokenizer: PreTrainedTokenizerBase) -> list:
         texts.append(added)
     streams = tokenize(tokenizer, texts + _added_in_words(tokenizer))
     streams += tokenize(tokenizer, [PROBE_TEXT], "default")
-    return [[stream.ids.tolist() for stream in streams], token_texts(tokenizer, tokens)]
+    return [
+        [stream.ids.tolist() for stream in streams],
+        token_texts(tokenizer, tokens),
+        _skipped_as_special(tokenizer),
+    ]
