@@ -411,13 +411,14 @@ def selects_keys(model: torch.nn.Module) -> bool:
 def must_read_alone(model: torch.nn.Module) -> bool:
     """Return whether a pass must be read alone, and its scores depend on all of its tokens.
 
-    Quantised layers may round each token by what is in the whole batch, and XLM masks as many of the last
-    positions as a row has padding tokens.
+    Quantised layers may round each token by what is in the whole batch, XLM masks as many of the last
+    positions as a row has padding tokens, and in BLT the end of a pass closes a patch of limited length.
     """
     return any(
         ".quantized.dynamic." in type(module).__module__
         or _splits_columns(module)
         or "pad_index" in vars(module)  # of XLM and FlauBERT
+        or getattr(vars(module).get("config"), "max_patch_length", None) is not None  # of BLT
         or any(map(_rounds_whole, module._parameters.values()))
         for module in modules_of(model)
     )

@@ -43,6 +43,8 @@ ALIBI_MODELS = ("bloom", "mpt")
 # Settings of models that scale their attention by the position in the text.
 SCALED_BY_PLACE = ("attn_temperature_tuning", "log_scaling_n_floor")
 PROBE_LENGTH = 11  # two chunks and a single token
+# Where layers of a cache hold keys besides those of each token.
+OTHER_KEYS = ("indexer_keys", "idx_keys", "compressed_kv")
 # Tokens per chunk where a complete window is read.
 WINDOW_CHUNK = 256
 # Shift of positions that tests whether only distances matter.
@@ -142,10 +144,11 @@ def is_local(layer: object) -> bool:
 def can_drop_keys(layer: object) -> bool:
     """Return whether keys can be dropped.
 
-    Not those of a window before transformers 4.56, nor with additional keys of an indexer.
+    Not those of a window before transformers 4.56, nor with additional keys: of an indexer, or compressed
+    ones of DeepSeek V4, which stand for many tokens each.
     """
     counts = not is_local(layer) or isinstance(getattr(layer, "cumulative_length", None), int)
-    return counts and getattr(layer, "indexer_keys", None) is None
+    return counts and all(getattr(layer, name, None) is None for name in OTHER_KEYS)
 
 
 def last(tensor: torch.Tensor, count: int) -> torch.Tensor:
