@@ -299,6 +299,18 @@ def test_that_an_added_letter_once_was_special_is_digested(tmp_path):
     assert tokenizer_digest(before) != tokenizer_digest(never)
 
 
+def test_a_token_that_was_special_between_two_digests(tmp_path):
+    """The second was the first, kept for an equal state: 153.34 or 293.51 nats."""
+    tokenizer = with_added(tmp_path, split_special_tokens=True)
+    tokenizer.add_tokens([transformers.AddedToken("qq", normalized=False)])
+    before, ids = tokenizer_digest(tokenizer), tokenizer("xqqx").input_ids
+    for special in (True, False):
+        token = transformers.AddedToken("qq", normalized=False, special=special)
+        tokenizer.add_tokens([token], special_tokens=special)
+    differ = tokenizer("xqqx").input_ids != ids
+    assert (tokenizer_digest(tokenizer) != before) == differ
+
+
 @pytest.mark.usefixtures("few_tokens")
 def test_that_an_added_token_once_was_normalised_is_digested(tmp_path):
     """tokenizers 0.20 goes on recognising it in any case: 359.62 or 384.68 nats, of one signature."""

@@ -99,8 +99,8 @@ def check_repeatable(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
     words = words_not_told_apart(tokenizer)
     if words is not None:
         raise ValueError(
-            f"{name} must tell its words apart, got {words}. The tokenizers library saves only one of "
-            "them, or takes one at random, so a signature cannot identify what it does. Rename or remove "
+            f"{name} must tell its words apart, got {words}. The tokenizers library may save only one "
+            "of them, or take one at random, so a signature cannot identify what it does. Rename or remove "
             "the others."
         )
 
@@ -241,7 +241,7 @@ def _digest(tokenizer: PreTrainedTokenizerBase) -> str:
     for part in _encode_probe(tokenizer):
         hashed.update(part.ids.tobytes())
         hashed.update(b"" if part.offsets is None else part.offsets.tobytes())
-    key = (hashed.digest(), repr([others, special]))
+    key = (hashed.digest(), repr([others, special, _skipped_as_special(tokenizer)]))
     known = _TRIED.get(tokenizer)
     if known is None or known[0] != key:
         digest = digest_of([digest_of([state, special]), _try_out(tokenizer)])
