@@ -214,6 +214,7 @@ def test_attention_that_is_scaled_by_the_place_is_refused():
 def test_keys_of_an_indexer_are_not_dropped():
     assert can_drop_keys(types.SimpleNamespace(keys=torch.zeros(1)))
     assert not can_drop_keys(types.SimpleNamespace(indexer_keys=torch.zeros(1)))
+    assert not can_drop_keys(types.SimpleNamespace(idx_keys=torch.zeros(1)))
     assert not can_drop_keys(types.SimpleNamespace(compressed_kv={"compressor": None}))
 
 

@@ -333,6 +333,16 @@ def test_an_added_token_with_the_id_of_another_is_refused(metric, gpt2, tmp_path
         metric.compute(predictions=["xqqx"], model=gpt2, tokenizer=loaded)
 
 
+def test_an_added_token_with_the_id_of_two_words_is_refused(metric, gpt2, tmp_path):
+    """Which of the two were added cannot be seen."""
+    loaded = reloaded(tmp_path, make_pairing(), vocab=lambda ids: ids | {"x1": ids["ing"]})
+    loaded.add_tokens(["x1", "ing"])
+    with pytest.raises(
+        ValueError, match="got 'ing' and 'x1' with one id, at least one of them added"
+    ):
+        metric.compute(predictions=["xqqx"], model=gpt2, tokenizer=loaded)
+
+
 def test_added_tokens_that_are_normalised_alike_are_refused(metric, gpt2):
     """The library takes one of them at random: 252.97 or 265.48 nats, of one folder."""
     tokenizer = make_pairing()
@@ -350,5 +360,5 @@ def test_a_score_that_is_not_finite_is_refused(metric, gpt2, score):
     pieces = [("<unk>", 0.0), *((letter, -5.0) for letter in LETTERS), ("in", score)]
     tokenizer = make_unigram()
     tokenizer.backend_tokenizer.model = token_models.Unigram(pieces, 0)
-    with pytest.raises(ValueError, match="a finite score for each piece"):
+    with pytest.raises(ValueError, match="`tokenizer` must have a finite score for each piece"):
         metric.compute(predictions=["in it"], model=gpt2, tokenizer=tokenizer)

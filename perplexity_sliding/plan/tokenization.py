@@ -538,6 +538,12 @@ def _keep_all(settings: dict) -> dict:
     return settings | {"trim_offsets": False} if "trim_offsets" in settings else settings
 
 
+def backend_of(tokenizer: PreTrainedTokenizerBase) -> Any:
+    """Return what a fast tokenizer is in the tokenizers library; None for a tokenizer in Python."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return backend if hasattr(backend, "to_str") else None
+
+
 @dataclass(frozen=True)
 class VocabularyIds:
     """The ids of a fast tokenizer's vocabulary, without added tokens.
@@ -557,8 +563,8 @@ class VocabularyIds:
 
 def vocabulary_ids(tokenizer: PreTrainedTokenizerBase) -> VocabularyIds | None:
     """Return the ids of a fast tokenizer's vocabulary; None for a tokenizer in Python."""
-    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
-    if not hasattr(backend, "to_str"):
+    backend = backend_of(tokenizer)
+    if backend is None:
         return None
     num_words = backend.get_vocab_size(with_added_tokens=False)
     known = _KNOWN_IDS.get(tokenizer)

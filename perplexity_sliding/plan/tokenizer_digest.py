@@ -16,6 +16,7 @@ from ..errors import ArgumentTypeError
 from .tokenization import (
     TokenizedText,
     VocabularyIds,
+    backend_of,
     end_of_ids,
     extra_special,
     shared_lock,
@@ -103,6 +104,15 @@ def check_repeatable(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
             "of them, or take one at random, so a signature cannot identify what it does. Rename or remove "
             "the others."
         )
+    backend = backend_of(tokenizer)
+    if (
+        isinstance(getattr(backend, "model", None), models.Unigram)
+        and '",null]' in backend.to_str()
+    ):
+        raise ValueError(
+            f"{name} must have a finite score for each piece of its unigram model, got one that is "
+            "infinite or nan: the tokenizers library saves these alike, so a signature cannot identify it."
+        )
 
 
 def random_setting(tokenizer: PreTrainedTokenizerBase) -> str | None:
@@ -131,10 +141,9 @@ def part_in_python(tokenizer: PreTrainedTokenizerBase) -> str | None:
 
 def words_not_told_apart(tokenizer: PreTrainedTokenizerBase) -> str | None:
     """Describe words of a fast tokenizer of which its library forgets some; None without any."""
-    known = vocabulary_ids(tokenizer)
+    backend, known = backend_of(tokenizer), vocabulary_ids(tokenizer)
     if known is None:
         return None
-    backend = tokenizer.backend_tokenizer
     if known.shared and (words := _merged_by_one_id(backend, known)):
         return f"{_listed(words)} with one id, which merge"
     added = backend.get_added_tokens_decoder()
@@ -201,17 +210,12 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
         return _digest(tokenizer)
 
 
-def _backend(tokenizer: PreTrainedTokenizerBase) -> Any:
-    """Return what a fast tokenizer is in the tokenizers library; None for a tokenizer in Python."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    return backend if hasattr(backend, "to_str") else None
-
-
 def _digest(tokenizer: PreTrainedTokenizerBase) -> str:
-    backend = _backend(tokenizer)
+    backend = backend_of(tokenizer)
     if backend is not None:
         state: list[Any] = [_backend_state(tokenizer, backend)]
         state.append(getattr(tokenizer, "split_special_tokens", False))
+        state.append(_skipped_as_special(tokenizer, backend))
     else:
         settings = _plain_settings(tokenizer)
         given = {
@@ -241,7 +245,7 @@ def _digest(tokenizer: PreTrainedTokenizerBase) -> str:
     for part in _encode_probe(tokenizer):
         hashed.update(part.ids.tobytes())
         hashed.update(b"" if part.offsets is None else part.offsets.tobytes())
-    key = (hashed.digest(), repr([others, special, _skipped_as_special(tokenizer)]))
+    key = (hashed.digest(), repr([others, special]))
     known = _TRIED.get(tokenizer)
     if known is None or known[0] != key:
         digest = digest_of([digest_of([state, special]), _try_out(tokenizer)])
@@ -261,13 +265,13 @@ def _backend_state(tokenizer: PreTrainedTokenizerBase, backend: Any) -> str:
         written["model"]["vocab"] = known.digest
         return as_json(written)
     # Truncation and padding come first in the JSON; parsing half a megabyte would be slow.
-    text = backend.to_str().split('"added_tokens":', 1)[-1]
-    if isinstance(backend.model, models.Unigram) and '",null]' in text:
-        raise ValueError(
-            "The tokenizer must have a finite score for each piece of its unigram model, got one that is "
-            "infinite or nan: the tokenizers library saves these alike, so a signature cannot identify it."
-        )
-    return text
+    return backend.to_str().split('"added_tokens":', 1)[-1]
+
+
+def _skipped_as_special(tokenizer: PreTrainedTokenizerBase, backend: Any) -> list[bool]:
+    """Return which added tokens are special to the tokenizers library: those that ever were."""
+    ids = tokenizer.added_tokens_decoder
+    return [backend.decode([number], skip_special_tokens=True) == "" for number in ids]
 
 
 def _rules(tokenizer: Any) -> list:
@@ -365,7 +369,7 @@ def _added_in_words(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     If it was added before with other settings, the tokenizers library may still recognise it by these,
     as normalised or not; it does not save them.
     """
-    backend = _backend(tokenizer)
+    backend = backend_of(tokenizer)
     if backend is None:
         return []
     words = [token.content for token in tokenizer.added_tokens_decoder.values()]
@@ -373,13 +377,6 @@ def _added_in_words(tokenizer: PreTrainedTokenizerBase) -> list[str]:
         cases = (backend.normalizer.normalize_str, str.lower, str.upper)
         words += [case(word) for word in words for case in cases]
     return [f"{word} x{word}x ({word}) {word}{word}" for word in words]
-
-
-def _skipped_as_special(tokenizer: PreTrainedTokenizerBase) -> list[bool]:
-    """Return which added tokens are special to the tokenizers library; those are that ever were."""
-    backend = _backend(tokenizer)
-    ids = [] if backend is None else tokenizer.added_tokens_decoder
-    return [backend.decode([number], skip_special_tokens=True) == "" for number in ids]
 
 
 def _try_out(tokenizer: PreTrainedTokenizerBase) -> list:
@@ -396,8 +393,4 @@ def _try_out(tokenizer: PreTrainedTokenizerBase) -> list:
         texts.append(added)
     streams = tokenize(tokenizer, texts + _added_in_words(tokenizer))
     streams += tokenize(tokenizer, [PROBE_TEXT], "default")
-    return [
-        [stream.ids.tolist() for stream in streams],
-        token_texts(tokenizer, tokens),
-        _skipped_as_special(tokenizer),
-    ]
+    return [[stream.ids.tolist() for stream in streams], token_texts(tokenizer, tokens)]
