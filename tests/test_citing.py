@@ -155,11 +155,12 @@ def test_the_command_is_published_without_secrets(call, argv):
 def test_settings_whose_names_contain_key_are_published():
     """`key_mapping`, which renames weights, was missing from the command, and from what --verify repeats."""
     given = {
-        "key_mapping": {"^absent": "present"},
+        "key_mapping": {"^absent": "present", r"attn\.key": "attn.k_proj"},
         "num_key_value_heads": 1,
         "api_key_variable": "K",
     }
     assert without_secrets(given | {"api_key": "secret", "key": 1, "keys": [1]}) == given
+    assert without_secrets(given | {"access_key_id": "secret", "apiKeyValue": "secret"}) == given
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,12 @@ from collections.abc import Callable, Sequence
 from ..argument_table import Anything, Choice, Flag, Kind, Share, String, WholeNumber, WholeNumbers
 from ..finding.figures import LARGEST, SMALLEST
 
-# Keys of JSON objects whose values are not published: `api_key` and `proxies`, but not `key_mapping` or
-# `num_key_value_heads`, which the number depends on.
-SECRET = re.compile(r"token\b|keys?\b|auth|password|secret|header|proxies", re.IGNORECASE)
+# Keys of JSON objects whose values are not published.
+SECRET = re.compile(r"token\b|key|auth|password|secret|header|proxies", re.IGNORECASE)
+# Settings that the number depends on; they only look like secrets.
+PUBLISHED = re.compile(
+    r"key_mapping|api_key_variable|(\w+_)?(num_key_\w*(heads|groups)\w*|key_(head_dim|dim|bias|multiplier))"
+)
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?", re.IGNORECASE)
 POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
@@ -144,8 +147,11 @@ def without_secrets(value: object) -> object:
     """Remove keys and tokens from a JSON object."""
     if not isinstance(value, dict):
         return value
-    kept = {key: item for key, item in value.items() if not SECRET.search(str(key))}
-    return {key: without_secrets(item) for key, item in kept.items()}
+    return {
+        key: item if PUBLISHED.fullmatch(str(key)) else without_secrets(item)
+        for key, item in value.items()
+        if PUBLISHED.fullmatch(str(key)) or not SECRET.search(str(key))
+    }
 
 
 def json_object(text: str) -> dict:
