@@ -17,9 +17,7 @@ from pathlib import Path
 
 import bookkeeping
 import evaluate
-import first_calls
 import shared
-import short_text
 import torch
 import transformers
 import two_models
@@ -112,23 +110,6 @@ def all_parts(
         ]
         print_ways(results["two models"])
 
-    def all_first_calls() -> None:
-        fresh = Setup(options.shape)
-        sizes = ((64, 16), (20, 16)) if tiny else ((2048, 512), (50, 512))
-        results["first calls"] = [
-            first_calls.one_text(fresh, *size, options.repetitions) for size in sizes
-        ]
-        print_ways(results["first calls"])
-
-    def all_short_texts() -> None:
-        narrow = setup if tiny else Setup("narrow")
-        results["short text, live model"] = [
-            short_text.bundled_model(options.repetitions),
-            short_text.gpt2(narrow, options.repetitions),
-            short_text.gpt2(narrow, options.repetitions, tokens=30 if tiny else 100),
-        ]
-        print_ways(results["short text, live model"])
-
     def all_many_texts() -> None:
         results["many texts"] = whole_runs.many_texts(100 if tiny else 10_000)
         print_many_texts(results["many texts"])
@@ -156,8 +137,6 @@ def all_parts(
     yield "many lengths", many_lengths
     yield "shared context", one_context
     yield "two models", all_two_models
-    yield "first calls", all_first_calls
-    yield "short text, live model", all_short_texts
     yield "many texts", all_many_texts
     yield "commands", all_commands
     yield "bookkeeping", all_bookkeeping

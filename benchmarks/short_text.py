@@ -1,56 +1,165 @@
-"""Compare a call with one forward pass, for a few words or one window, and a live model.
+"""Compare short calls with what no tool can do without: a forward pass, and the guide's loop.
 
-Everything that may have changed since the last call is looked at again: weights, tokenizer, modules.
+    python benchmarks/short_text.py                       # this checkout's package
+    python benchmarks/short_text.py --against ../former   # and that of another checkout, in turns
+
+Five words under a live model, beside bare forward passes over the same tokens; and the first call with
+a model on 50 tokens, live and by name, beside the loop of transformers' guide.  Processor time of one
+thread; each round is a process of its own, in which another model was called before.
 """
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import transformers
-from cases import ROOT, Setup
-from measure import ratio, time_in_turns
-from workloads import make_text
+from measure import ratio
+from peers import guide_loop
+from workloads import SHAPES, make_model, make_text, make_tokenizer
 
-from perplexity_sliding import compute
-
-OURS, FORWARD = "ours", "a forward pass"
-CALLS = 20  # to a turn: a single one is too short to be timed
-
-
-def bundled_model(repetitions: int) -> dict:
-    """Times with the bundled model."""
-    folder = ROOT / "demo_model"
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    name = f"the bundled model, {model.config.num_hidden_layers} layers"
-    return short_text(name, model.eval(), tokenizer, "She closed the door.", repetitions)
+ROOT = Path(__file__).resolve().parent.parent
+CALLS = 20  # to a measurement: a single one is too short to be timed
+NUM_TOKENS, STRIDE = 50, 512
+SHOWN = {  # of the first calls: what is divided by what
+    "live / guide": (["first call, live"], ["guide"]),
+    "by name / guide that loads": (["first call, by name"], ["guide, by name"]),
+    "by name without loading / guide": (["first call, by name, without loading"], ["guide"]),
+}
 
 
-def gpt2(setup: Setup, repetitions: int, tokens: int = 5) -> dict:
-    """Times with a GPT-2 of a shape."""
-    name = f"GPT-2, {setup.model.config.n_layer} layers of {setup.model.config.n_embd}"
-    name += "" if tokens == 5 else f", {tokens} tokens"
-    text = make_text(tokens, setup.vocabulary)
-    return short_text(name, setup.model, setup.tokenizer, text, repetitions)
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--against", type=Path, help="another checkout, measured in turns")
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--shape", choices=SHAPES, default="gpt2", help="of the first calls")
+    parser.add_argument("--measure", metavar="FOLDER", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.measure:
+        print(json.dumps(measure(Path(options.measure), options.shape)))
+        return
+    trees = {"here": ROOT} | ({"against": options.against.resolve()} if options.against else {})
+    rounds: dict[str, list[dict]] = {name: [] for name in trees}
+    with tempfile.TemporaryDirectory() as scratch:
+        for _ in range(options.repetitions):
+            for name, tree in trees.items():
+                rounds[name].append(measure_apart(tree, scratch, options.shape))
+    for name, measured in rounds.items():
+        print(f"\n{name}: {trees[name]}")
+        for row, seconds in shown_rows(measured).items():
+            print(f"  {row:58} {seconds['median']:6.2f}   "
+                  f"({seconds['low']:.2f} to {seconds['high']:.2f})")  # fmt: skip
 
 
-def short_text(name: str, model: object, tokenizer: object, text: str, repetitions: int) -> dict:
-    """Times of one text of a few tokens and of one forward pass over as many, in turns."""
-    ids = tokenizer(text, return_tensors="pt").input_ids
+def measure_apart(tree: Path, scratch: str, shape: str) -> dict:
+    """Measure once in a new process that imports the package of a checkout."""
+    command = [sys.executable, __file__, "--measure", scratch, "--shape", shape]
+    environment = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
 
-    def ours() -> None:
-        for _ in range(CALLS):
-            compute([text], model=model, tokenizer=tokenizer)
 
-    @torch.inference_mode()
-    def forward() -> None:
-        for _ in range(CALLS):
-            model(input_ids=ids, use_cache=False)
-
-    runs = {OURS: ours, FORWARD: forward}
-    for run in runs.values():
-        run()
-    seconds = time_in_turns(runs, repetitions)
-    return {
-        "name": f"a short text, live model: {name}",
-        "seconds": seconds,
-        "ratios": {f"{OURS} / {FORWARD}": ratio(seconds, [OURS], [FORWARD])},
+def shown_rows(rounds: list[dict]) -> dict[str, dict[str, float]]:
+    """Medians of the ratios over the rounds."""
+    seconds = {name: [each[name] for each in rounds] for name in rounds[0]}
+    models = [name.removeprefix("ours, ") for name in seconds if name.startswith("ours, ")]
+    five = {
+        f"five words, {model}: ours / forward pass": ([f"ours, {model}"], [f"forward, {model}"])
+        for model in models
     }
+    first = {f"first call on {NUM_TOKENS} tokens: {row}": sides for row, sides in SHOWN.items()}
+    return {row: ratio(seconds, *sides) for row, sides in (five | first).items()}
+
+
+def measure(folder: Path, shape: str) -> dict[str, float]:
+    """Measure all contenders once; return their processor time in seconds."""
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    return five_words() | first_calls(folder, shape)
+
+
+def five_words() -> dict[str, float]:
+    """Time calls of five words under live models, and forward passes over their tokens."""
+    from perplexity_sliding import compute
+
+    demo = str(ROOT / "demo_model")
+    bundled = transformers.AutoModelForCausalLM.from_pretrained(demo, dtype=torch.float32).eval()
+    models = {
+        "bundled model": (bundled, transformers.AutoTokenizer.from_pretrained(demo)),
+        "GPT-2, 12 layers of 128": with_tokenizer("narrow"),
+        "vocabulary of 128,256": with_tokenizer("large vocabulary"),
+    }
+    seconds = {}
+    for name, (model, tokenizer) in models.items():
+        text = "She closed the door softly." if model is bundled else make_text(5, 4000)
+        ids = tokenizer(text, return_tensors="pt").input_ids
+
+        def ours() -> None:
+            compute([text], model=model, tokenizer=tokenizer)  # noqa: B023
+
+        @torch.inference_mode()
+        def forward() -> None:
+            model(input_ids=ids, use_cache=False)  # noqa: B023
+
+        seconds |= {f"ours, {name}": timed(ours, CALLS), f"forward, {name}": timed(forward, CALLS)}
+    return seconds
+
+
+def first_calls(folder: Path, shape: str) -> dict[str, float]:
+    """Time a first call on one text under a model that nobody has called yet."""
+    from perplexity_sliding import compute
+
+    model, tokenizer = with_tokenizer(shape)
+    text = make_text(NUM_TOKENS, len(tokenizer) - 1)
+    if not (folder / "model").exists():
+        model.save_pretrained(folder / "model")
+        tokenizer.save_pretrained(folder / "model")
+    named = folder / f"model-{os.getpid()}"
+    named.symlink_to(folder / "model")
+    context = model.config.n_positions
+
+    def load() -> tuple:
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(named, dtype=torch.float32)
+        return loaded.eval(), transformers.AutoTokenizer.from_pretrained(named)
+
+    runs: dict[str, Callable[[], object]] = {
+        "loading": load,
+        "guide, by name": lambda: guide_loop(*load(), text, context, STRIDE),
+        "first call, by name": lambda: compute([text], model_id=str(named), stride=STRIDE),
+        "guide": lambda: guide_loop(model, tokenizer, text, context, STRIDE),
+        "first call, live": lambda: compute(
+            [text], model=model, tokenizer=tokenizer, stride=STRIDE
+        ),
+    }
+    load()  # the first time, modules are imported and files are read from the disk
+    seconds = {name: timed(run) for name, run in runs.items()}
+    without = seconds["first call, by name"] - seconds["loading"]
+    return seconds | {"first call, by name, without loading": without}
+
+
+def with_tokenizer(shape: str) -> tuple:
+    model = make_model(shape)
+    return model, make_tokenizer(model.config.vocab_size)
+
+
+def timed(run: Callable[[], object], calls: int = 1) -> float:
+    """Return the processor time of calls in seconds; several are warmed up first."""
+    if calls > 1:
+        run()
+    began = time.process_time()
+    for _ in range(calls):
+        run()
+    return time.process_time() - began
+
+
+if __name__ == "__main__":
+    main()

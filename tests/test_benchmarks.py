@@ -25,12 +25,10 @@ import transformers
 pytest.importorskip("matplotlib", reason="the benchmark draws its results")
 sys.path.append(str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
-import first_calls
 import layers
 import measure
 import run
 import shared
-import short_text
 import table
 import two_models
 import utilisation
@@ -302,30 +300,6 @@ def test_free_model_is_scored(metric):
     assert result["num_forward_tokens"] > 100
 
 
-def test_first_calls_are_timed_beside_later_ones_and_others(outcome):
-    for case in outcome[0]["first calls"]:
-        later = case["ratios"][f"{first_calls.FIRST} / {first_calls.LATER}"]
-        ratios = [
-            a / b
-            for a, b in zip(*(case["seconds"][n] for n in (first_calls.FIRST, first_calls.LATER)))
-        ]
-        assert later["low"] == pytest.approx(min(ratios))
-        assert f"{first_calls.FIRST} / guide" in case["ratios"]
-    table_of_them = table.ways_table(outcome[0], "first calls")
-    assert "first call, 64 tokens" in table_of_them and "first call, 20 tokens" in table_of_them
-
-
-def test_a_short_text_is_timed_beside_a_forward_pass(outcome):
-    cases = outcome[0]["short text, live model"]
-    for case in cases:
-        seconds = case["seconds"]
-        ratios = [a / b for a, b in zip(seconds[short_text.OURS], seconds[short_text.FORWARD])]
-        found = case["ratios"][f"{short_text.OURS} / {short_text.FORWARD}"]
-        assert found["median"] == pytest.approx(statistics.median(ratios))
-        assert case["name"] in table.ways_table(outcome[0], "short text, live model")
-    assert len(cases) == 3
-
-
 def test_lines_are_as_many_and_as_long_as_asked(tmp_path):
     lengths = [len(text.split()) for text in make_lines(300, 50, scale=0.5, longest=60)]
     assert len(lengths) == 300 and min(lengths) >= 2 and max(lengths) == 60
@@ -422,10 +396,7 @@ def test_published_tables_are_of_the_published_results():
     assert table.memory_table(results) in details
     assert table.bookkeeping_table(results) in details
     assert table.many_texts_table(results) in details
-    assert table.ways_table(results, "first calls") in details
-    assert table.ways_table(results, "first calls") in speed
-    for part in ("two models", "short text, live model"):
-        assert table.ways_table(results, part) in details
+    assert table.ways_table(results, "two models") in details
     for part in ("shared context", "many lengths"):
         assert table.shared_table(results, part) in details
 
