@@ -17,6 +17,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from demo_model.round_weights import round_weights
+from perplexity_sliding.models.loading import LOADING
 
 from .deadline import Countdown, within
 from .downloads import Downloads
@@ -244,7 +245,7 @@ def build_shapes(config, limits: Limits) -> tuple[torch.nn.Module, str]:
 
     Attention is named here, because a configuration may name a kernel to be downloaded.
     """
-    with torch.device("meta"), Countdown(CALLS, limits.looking / 2):
+    with LOADING, torch.device("meta"), Countdown(CALLS, limits.looking / 2):
         try:
             return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa"), "sdpa"
         except ValueError as error:  # some architectures have only their own

@@ -5,6 +5,7 @@ import json
 import os
 import time
 import types
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from models import (
     save,
 )
 
+from perplexity_sliding import PerplexitySliding
 from perplexity_sliding.models import loading
 from perplexity_sliding.models.digest import model_name
 from perplexity_sliding.models.loading import context_limit
@@ -243,6 +245,21 @@ def test_a_limit_of_the_tokenizer_that_is_set_between_calls(metric, tmp_path):
     assert found == [16, 64]
 
 
+# ---- threads
+
+
+def test_models_are_loaded_in_threads(folder):
+    """transformers exchanges functions while it loads: tied weights were missing, and for good."""
+
+    def perplexity(_=None):
+        own = PerplexitySliding()
+        return own.compute(predictions=TEXTS, model_id=folder)["perplexity"]
+
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(perplexity, range(8)))
+    assert together == [perplexity()] * 8
+
+
 # ---- adapters
 
 
@@ -276,6 +293,24 @@ def test_a_folder_that_holds_an_adapter(metric, folder, adapted):
     make_model("gpt2", seed=7).save_pretrained(folder)
     retrained = metric.compute(predictions=TEXTS, model_id=path)
     assert retrained["perplexity"] != pytest.approx(loaded["perplexity"], rel=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore:.*fan_in_fan_out", "ignore:.*save_embedding_layers")
+def test_an_adapter_with_tokens_of_its_own(metric, folder, tmp_path):
+    """Its base gets rows for them, as in peft."""
+    peft = pytest.importorskip("peft")
+    base, tokenizer = transformers.AutoModelForCausalLM.from_pretrained(folder), make_tokenizer()
+    tokenizer.add_tokens(["<user>", "<bot>"])
+    base.resize_token_embeddings(len(tokenizer))
+    torch.nn.init.normal_(base.get_input_embeddings().weight[-2:].detach())
+    config = peft.LoraConfig(r=2, target_modules=["c_attn"], init_lora_weights=False)
+    model = peft.get_peft_model(base, config, autocast_adapter_dtype=False).eval()
+    adapter = save(tmp_path / "adapter", model, tokenizer)
+    texts = [f"<user> {TEXTS[1]} <bot> {TEXTS[0]}"]
+    named = metric.compute(predictions=texts, model_id=adapter)
+    live = metric.compute(predictions=texts, model=model, tokenizer=tokenizer)
+    assert named["num_tokens"] == live["num_tokens"] == 49
+    assert named["perplexity"] == pytest.approx(live["perplexity"], rel=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:.*fan_in_fan_out")

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import sys
+import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -65,6 +66,8 @@ WRAPPERS = (
     torch.optim.swa_utils.AveragedModel,
 )
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# transformers exchanges functions of torch while it builds a model: two at a time get random weights.
+LOADING = threading.RLock()
 
 
 def resolve_device(device: str | torch.device | None) -> torch.device:
@@ -133,7 +136,7 @@ def load_tokenizer(
     check_place(model_id, argument)
     advice = ". Pass one as `tokenizer`." if argument == "model_id" else ""
     name = f"The tokenizer of `{argument}`={model_id!r}"
-    with _naming(name, advice):
+    with _loading(name, advice):
         try:
             tokenizer = _read_tokenizer(model_id, kwargs)
         except Exception:
@@ -180,20 +183,25 @@ def load_model(
         is_renamed = Version(transformers.__version__) >= Version("4.56")
         kwargs["dtype" if is_renamed else "torch_dtype"] = dtype
     config_kwargs = {key: kwargs[key] for key in SHARED_KWARGS if key in kwargs}
-    with _naming(name):
+    with _loading(name):
         config = kwargs.get("config") or model_id
         if isinstance(config, str | os.PathLike):
             config = _load_config(os.fspath(config), config_kwargs)
     check_decoder(config, name)
     check_layers(config, name)
     option = "model_kwargs" if argument == "model_id" else f"{argument}['model_kwargs']"
-    with _naming(name, argument=option, given=model_kwargs):
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            model_id, output_loading_info=True, **kwargs
-        )
-        model, report = loaded
+    with _loading(name, argument=option, given=model_kwargs):
+        base = base_of_adapter(model_id, config_kwargs)
+        rows = base and _rows_of_adapter(model_id, config_kwargs)
+        if rows and rows != config.get_text_config(decoder=True).vocab_size:
+            model, report = _load_resized(model_id, base, rows, kwargs)
+        else:
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                model_id, output_loading_info=True, **kwargs
+            )
+            model, report = loaded
     missing = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
-    if not missing and hasattr(model, "peft_config"):
+    if not missing and base and not hasattr(model, "get_base_model"):
         missing = _unread_weights(model)
     if missing:
         advice = "Check that the checkpoint is complete and matches its config.json."
@@ -207,8 +215,30 @@ def load_model(
     is_placed = getattr(model, "hf_device_map", None) or getattr(model, "is_quantized", False)
     if device is None or is_placed:
         return model
-    with _naming(name):
+    with _loading(name):
         return model.to(device)
+
+
+def _rows_of_adapter(model_id: str, kwargs: dict) -> int:
+    """Return for how many tokens an adapter has embeddings of its own; 0 if it has none."""
+    from peft.utils import load_peft_weights
+
+    where = {key: kwargs[key] for key in FILE_KWARGS if key in kwargs}
+    weights = load_peft_weights(model_id, device="cpu", **where)
+    names = [key for key in weights if re.search(r"(emb|wte|head)(?!.*lora_).*\.weight$", key)]
+    return max((len(weights[key]) for key in names), default=0)
+
+
+def _load_resized(model_id: str, base: str, rows: int, kwargs: dict) -> tuple[Any, dict]:
+    """Load an adapter with tokens of its own, as peft does: the base gets rows for them first."""
+    from peft import PeftModel
+
+    where = {key: kwargs[key] for key in FILE_KWARGS if key in kwargs}
+    of_base = {key: kwargs[key] for key in kwargs.keys() - {"revision", "subfolder"}}
+    model, report = AutoModelForCausalLM.from_pretrained(base, output_loading_info=True, **of_base)
+    model.resize_token_embeddings(rows)  # the adapter's file has all rows
+    adapted = PeftModel.from_pretrained(model, model_id, autocast_adapter_dtype=False, **where)
+    return adapted, report
 
 
 def _unread_weights(model: torch.nn.Module) -> list[str]:
@@ -453,16 +483,17 @@ def context_limit(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase) ->
 
 
 @contextmanager
-def _naming(
+def _loading(
     name: str, advice: str = "", argument: str = "", given: Collection[str] = ()
 ) -> Iterator[None]:
-    """Convert any failure to load to a ValueError that names the model or tokenizer.
+    """Load one at a time; convert any failure to a ValueError that names the model or tokenizer.
 
     Args:
         argument, given: an argument, and its keys: one that the failure mentions is named.
     """
     try:
-        yield
+        with LOADING:
+            yield
     except MemoryError:
         raise
     except Exception as error:  # transformers, safetensors and remote code raise any
