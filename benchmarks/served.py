@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from perplexity_sliding import PerplexitySliding
-from perplexity_sliding.engines.server import ConnectionPool, ServerSettings
+from perplexity_sliding.engines.server import Server, ServerSettings
 from perplexity_sliding.protocols import PROTOCOLS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -61,15 +61,15 @@ def print_protocols(metric, texts: list[str], engine: dict, tokenizer: object) -
 
 
 def recorded(run) -> list[tuple[str, bytes]]:
-    """Run; return the paths and bodies of all requests."""
-    sent, send = [], ConnectionPool.send
+    """Run; return the addresses and bodies of all POST requests."""
+    sent, send = [], Server.request
 
-    def recording(pool, method, address, body, most_bytes):
+    def recording(server, method, path, body=None):
         if method == "POST":
-            sent.append((address, json.dumps(body).encode()))
-        return send(pool, method, address, body, most_bytes)
+            sent.append((server.root + path, json.dumps(body).encode()))
+        return send(server, method, path, body)
 
-    with mock.patch.object(ConnectionPool, "send", recording):
+    with mock.patch.object(Server, "request", recording):
         run()
     return sent
 
@@ -81,9 +81,7 @@ def post_all(requests: list[tuple[str, bytes]]) -> None:
         httpx.Client(timeout=600, headers=headers) as client,
         ThreadPoolExecutor(IN_FLIGHT) as pool,
     ):
-        for reply in pool.map(
-            lambda request: client.post(request[0], content=request[1]), requests
-        ):
+        for reply in pool.map(lambda sent: client.post(sent[0], content=sent[1]), requests):
             reply.raise_for_status()
 
 

@@ -27,7 +27,6 @@ LEFT_OUT = "..."
 BY_HAND = {
     "docs/screenshot.png, docs/window.gif": "python docs/screenshot.py",
     "docs/protocols.md, the table of vLLM, and docs/served-models.md": "benchmarks/served.py",
-    "docs/served-models.md, copies": "benchmarks/identity.py",
     "README.md, bfloat16": "benchmarks/half_precision.py",
     "benchmarks/README.md": "benchmarks/long_contexts.py",
     "tests/word_peers.json": "python tests/word_peers.py",

@@ -1,7 +1,7 @@
 """Engines in the test process, with a tiny model of transformers behind them.
 
 `FakeServer` tells the truth in vLLM's, OpenAI's and SGLang's forms, as their documentation has them;
-its subclasses in test_served_lies.py lie, each in one way.  `FakeLLM` is what `vllm.LLM` is.
+its subclasses in test_served_faults.py lie, each in one way.  `FakeLLM` is what `vllm.LLM` is.
 """
 
 import json
@@ -109,11 +109,10 @@ class FakeServer:
         tops = before.topk(max(1, number))
         likeliest = list(zip(tops.indices.tolist(), tops.values.tolist()))[:number]
         rank = 1 + int((before > before[token]).sum())
-        entry = {token: {"logprob": value, "rank": rank, "decoded_token": self.text_of(token)}}
+        entry = {token: {"logprob": value, "rank": rank}}
         for place, (other, logprob) in enumerate(likeliest, 1):
             if other != token:
-                named = {"logprob": logprob, "rank": place, "decoded_token": self.text_of(other)}
-                entry[other] = named
+                entry[other] = {"logprob": logprob, "rank": place}
         return {str(name): found for name, found in entry.items()}
 
     def echo(self, ids, values, after, answer, body):
@@ -126,9 +125,6 @@ class FakeServer:
     def named_top(self, row, number):
         tops = row.topk(number)
         return {f"token_id:{t}": v for t, v in zip(tops.indices.tolist(), tops.values.tolist())}
-
-    def text_of(self, token):
-        return self.tokenizer.decode([token])
 
     # --- SGLang ------------------------------------------------------------------------------------
 
@@ -154,8 +150,7 @@ class FakeServer:
 def running(server):
     """Let a server answer; yields its address, such as http://127.0.0.1:4711/v1.
 
-    An answer is a status and what becomes JSON; None for a connection that drops; or a function that
-    writes to the handler.
+    An answer is a status and what becomes JSON, or None for a connection that drops.
     """
 
     class Handler(BaseHTTPRequestHandler):
@@ -169,9 +164,6 @@ def running(server):
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             server.asked.append((self.path, body, dict(self.headers)))
             reply = server.post(self.path, body)
-            if callable(reply):  # it writes what it likes
-                reply(self)
-                return
             if reply is None:  # the connection drops in the middle of an answer
                 self.send_response(200)
                 self.send_header("Content-Length", "1000")
@@ -181,12 +173,10 @@ def running(server):
                 return
             self.answer(*reply)
 
-        def answer(self, status, content, headers=()):
+        def answer(self, status, content):
             data = json.dumps(content).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
-            for name, value in headers:
-                self.send_header(name, value)
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)
@@ -278,7 +268,6 @@ class FakeLLM:
             other: SimpleNamespace(
                 logprob=before[other].item(),
                 rank=1 + int((before > before[other]).sum()),
-                decoded_token=self.tokenizer.decode([other]) if params.detokenize else None,
             )
             for other in named
         }

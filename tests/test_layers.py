@@ -148,4 +148,4 @@ def test_http_is_imported_for_a_server_alone(imports):
     """It would delay every call with another model."""
     found = imported_with("api", imports)
     assert {"api", "engines.sources"} <= found
-    assert found & {"engines.server", "engines.server_opening"} == set()
+    assert "engines.server" not in found

@@ -215,11 +215,6 @@ class Processed(FakeLLM):
         return output
 
 
-class ScaledByTemperature(FakeLLM):
-    def distributions(self, ids, params):
-        return (super().distributions(ids, params) / params.temperature).log_softmax(-1)
-
-
 class NotANumber(FakeLLM):
     """After the trial, one token has no value."""
 
@@ -228,7 +223,7 @@ class NotANumber(FakeLLM):
     def answer(self, ids, params):
         output = super().answer(ids, params)
         self.asked += 1
-        if self.asked > 56:
+        if self.asked > 10:
             output.prompt_logprobs[5][ids[5]].logprob = float("nan")
         return output
 
@@ -240,7 +235,7 @@ class Updated(FakeLLM):
 
     def distributions(self, ids, params):
         self.asked += 1
-        return super().distributions(ids, params).mul(1 + 0.2 * (self.asked > 56)).log_softmax(-1)
+        return super().distributions(ids, params).mul(1 + 0.2 * (self.asked > 10)).log_softmax(-1)
 
 
 class WithoutPrompt(FakeLLM):
@@ -253,8 +248,7 @@ class WithoutPrompt(FakeLLM):
 @pytest.mark.parametrize(
     ("liar", "reason"),
     [
-        (Processed, "as the only answer allowed 0.0000"),
-        (ScaledByTemperature, "depend on the sampling of the answer"),
+        (Processed, "probability 0 or 1 to 1 of 127 random tokens"),
         (NotANumber, "no log-probability but nan"),
         (Updated, "returns different values for the same tokens than at the start"),
         (WithoutPrompt, "no `prompt_logprobs`"),

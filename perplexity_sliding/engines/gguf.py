@@ -11,7 +11,7 @@ import os
 import weakref
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, cached_property
 from types import ModuleType
 
 import numpy as np
@@ -32,8 +32,6 @@ CHUNK = 2**24
 # Prefixes of the settings of llama.cpp that do not affect scores.
 WITHOUT_EFFECT = ("n_threads", "n_gpu_layers", "main_gpu", "load_mode", "lazy_mode", "no_perf")
 OWN_TOKENIZER = "Leave it out for the file's own, or pass the tokenizer of the original model."
-# Tolerance for logits of the same tokens in different passes, as root mean square.
-MOST_SPREAD = 0.05
 
 
 def is_gguf(model_id: object) -> bool:
@@ -166,25 +164,17 @@ class GGUFModel(EngineModel):
             yield
 
     def check(self) -> None:
-        """Score the probe text.
+        """Do nothing: llama.cpp runs decoders alone, and reads each pass from its beginning."""
 
-        Raises:
-            ValueError: a token's logits depend on those after it.
-        """
-        if self.probe is not None:
-            return
-        text = ProbeText.of(self.vocabulary_size, self.limit.length)
-        logits = self._read(text.ids[:-1])
-        half = len(text.ids) // 2
-        alone = self._read(text.ids[:half])
-        spread = (alone - logits[:half]).square().mean().sqrt() / logits.std()
-        if not spread <= MOST_SPREAD:
-            raise ValueError(
-                f"{self.description} must be a causal language model, but its logits for {half} "
-                "tokens change with those that follow."
-            )
-        targets = torch.tensor(text.ids[1:])
-        self.probe = torch.nn.functional.cross_entropy(logits, targets).item()
+    @cached_property
+    def probe(self) -> float:
+        """Mean nll of the probe text in nats per token."""
+        ids = ProbeText.of(self.vocabulary_size, self.limit.length).ids
+        length = len(ids) - 1
+        self.prepare(length)
+        rows = np.arange(length)
+        logits = torch.cat([each.clone() for each in self._decode(ids[:-1], rows, PART)])
+        return torch.nn.functional.cross_entropy(logits, torch.tensor(ids[1:])).item()
 
     def prepare(
         self, length: int, num_tokens: int = 0, whole_lengths: Collection[int] = ()
@@ -194,12 +184,8 @@ class GGUFModel(EngineModel):
         Raises:
             MemoryError: it does not fit.
         """
-        self.check()
-        if length > self._places:
-            self._make_room(length)
-
-    def _make_room(self, length: int) -> None:
-        """Open a context of `length` tokens."""
+        if length <= self._places:
+            return
         params = self.library.llama_context_default_params()
         set_fields(params, self.settings)
         if "n_threads" not in self.settings:  # its threads spin while they wait
@@ -220,13 +206,6 @@ class GGUFModel(EngineModel):
             )
         self._places = length
         self._free = weakref.finalize(self, self.library.llama_free, self._context)
-
-    def _read(self, ids: list[int]) -> torch.Tensor:
-        """Compute the logits (T, V) of all tokens of a pass."""
-        batch = Batch(torch.tensor([ids]), torch.arange(len(ids)), torch.zeros(len(ids)).long())
-        if len(ids) > self._places:
-            self._make_room(len(ids))
-        return torch.cat([logits.clone() for logits, _ in self.logits(batch, PART)])
 
     def logits(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
         """Yield the logits of the scored rows, pass by pass; see `LanguageModel.logits`."""

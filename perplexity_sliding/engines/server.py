@@ -1,48 +1,47 @@
-"""HTTP client for JSON APIs, with concurrent requests and retries.
+"""A server with an API for log-probabilities: its requests, and the model, tokenizer and API behind it."""
 
-A pool of threads sends the requests; each thread has its own connection.  Answers are limited in
-size and time, so that a server can neither exhaust the memory nor block a run.
-"""
-
-import html
 import json
-import logging
 import os
 import random
-import re
 import socket
-import ssl
 import threading
-import time
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import httpx
+from transformers import PreTrainedTokenizerBase
 
-from ..errors import Wording
-from .server_apis import ServerError
-
-logger = logging.getLogger("evaluate.perplexity_sliding")
+from ..errors import ArgumentError, Wording
+from ..models.digest import model_name
+from ..models.interface import LARGEST_LIMIT, ProbeText
+from ..models.loading import TOKENIZER_FILES, check_exists, load_tokenizer
+from ..plan.windows import ContextLimit
+from .served import ServedModel
+from .server_apis import (
+    LOGPROBS_APIS,
+    AnswerError,
+    LogprobsAPI,
+    Prompt,
+    ServerError,
+    TokenValues,
+)
 
 # HTTP status codes of temporary failures.
 TRANSIENT = {408, 429, 500, 502, 503, 504}
 # Seconds before the first retry, doubled with each further one, and the longest pause.
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 30.0
-# Total seconds of retries for a server that has never returned a value.
-FIRST_CONTACT_S = 2.0
+# Retries for a server that has never returned a value: two seconds.
+FIRST_CONTACT_RETRIES = 2
 # Seconds to open a connection.
 CONNECT_S = 10.0
-# Maximum size of a description, such as the list of models, in bytes.
-LONGEST_DESCRIPTION = 2**24
-# Encodings that httpx decompresses in bounded steps: 64 kB at a time, at most 1,032 times as much.
-ENCODINGS = {"", "identity", "gzip", "deflate"}
 # Characters of an answer that an error shows.
 SHOWN = 300
-# Prefixes of a key of at least this length are hidden, since a truncated answer may end within it.
-KEY_START = 8
+# Tokens of the prompt that tests the APIs of a server.
+SHORT_PROMPT = 8
 # vLLM's environment variable for the key.
 KEY_VARIABLE = "VLLM_API_KEY"
 
@@ -54,7 +53,7 @@ class ServerSettings(NamedTuple):
         served_name: name of the model on the server; None for the only one.
         api_key_variable: the environment variable with the key, if the server requires one.
         requests_in_flight: number of concurrent requests.
-        timeout: seconds until an answer must be complete.
+        timeout: seconds until an answer must begin.
         retries: number of retries; ten take two and a half minutes, longer than a restart.
     """
 
@@ -65,6 +64,41 @@ class ServerSettings(NamedTuple):
     retries: int = 10
 
 
+def check_settings(model_kwargs: dict) -> ServerSettings:
+    """Check `model_kwargs` of a served model.
+
+    Raises:
+        ValueError: one of them is unknown or invalid.
+    """
+    unknown = sorted(set(model_kwargs) - set(ServerSettings._fields))
+    if unknown:
+        raise ValueError(
+            Wording(
+                "`model_kwargs` of a served model must contain only "
+                f"{', '.join(ServerSettings._fields)}, got {unknown[0]!r}. The server's own options "
+                "control how the model is loaded."
+            )
+        )
+    settings = ServerSettings(**model_kwargs)
+    if not isinstance(settings.served_name, str | None):
+        got = repr(settings.served_name)
+        raise ArgumentError("served_name", "be the name of a served model", got=got)
+    variable = settings.api_key_variable
+    if not isinstance(variable, str) or not variable.isidentifier():
+        raise ArgumentError(
+            "api_key_variable",
+            "be the name of an environment variable",
+            advice="The value is not shown, as it may be the key. Pass the name of the variable.",
+        )
+    for name, low in (("requests_in_flight", 1), ("retries", 0)):
+        value = getattr(settings, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < low:
+            raise ArgumentError(name, f"be a whole number of at least {low}", got=repr(value))
+    if not isinstance(settings.timeout, int | float) or not settings.timeout > 0:
+        raise ArgumentError("timeout", "be a number of seconds above 0", got=repr(settings.timeout))
+    return settings
+
+
 class Server:
     """A server; use it while `connected`.
 
@@ -72,6 +106,7 @@ class Server:
         address: such as http://host:8000/v1; the last part may be left out.
 
     Attributes:
+        threads: send concurrent requests; None while it is not connected.
         has_answered: whether it has ever returned values, so that waiting for it makes sense.
 
     Raises:
@@ -82,114 +117,73 @@ class Server:
         self.root = address.rstrip("/").removesuffix("/v1")
         self.settings = settings
         self.has_answered = False
+        self.threads: ThreadPoolExecutor | None = None
         self._key = read_key(settings.api_key_variable)
-        self._pool: ConnectionPool | None = None
 
     @contextmanager
     def connected(self) -> Iterator[None]:
-        """Keep connections open within the context; leaving it aborts running requests.
-
-        All errors pass here, and the key is removed from them.
-        """
-        if self._pool is not None:
+        """Keep connections open within the context; leaving it aborts running requests."""
+        if self.threads is not None:
             yield
             return
-        self._pool = ConnectionPool(self.settings, self._key)
-        try:
-            yield
-        except Exception as error:
-            self._hide_in(error)
-            raise
-        finally:
-            self._pool.close()
-            self._pool = None
+        number, timeout = self.settings.requests_in_flight, self.settings.timeout
+        self._closed, self._sockets = threading.Event(), []
+        self.threads = ThreadPoolExecutor(number, "server")
+        with httpx.Client(
+            headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
+            timeout=httpx.Timeout(timeout, connect=min(timeout, CONNECT_S)),
+            limits=httpx.Limits(max_connections=number),
+        ) as self._client:
+            try:
+                yield
+            finally:
+                self._closed.set()
+                for each in self._sockets:
+                    with suppress(OSError):  # it is closed already
+                        socket.socket.shutdown(each, socket.SHUT_RDWR)
+                self.threads.shutdown(cancel_futures=True)
+                self.threads = None
 
-    @property
-    def _open_pool(self) -> "ConnectionPool":
-        if self._pool is None:
-            raise RuntimeError(f"{self.root} is not connected: enter connected() first.")
-        return self._pool
-
-    def get(self, path: str) -> object:
-        """Send a GET request and return the answer.
+    def request(self, method: str, path: str, body: dict | None = None) -> Any:
+        """Send a request, and again after temporary failures; return the answer's JSON.
 
         Raises:
             ServerError: the server refuses the request, or does not respond.
         """
-        return self._open_pool.submit(
-            self._request, "GET", path, None, LONGEST_DESCRIPTION
-        ).result()
-
-    def post(self, path: str, body: dict, most_bytes: int = LONGEST_DESCRIPTION) -> object:
-        """Send a POST request and return the answer of at most `most_bytes` bytes; see `get`."""
-        return self._open_pool.submit(self._request, "POST", path, body, most_bytes).result()
-
-    def post_all(
-        self, requests: Iterable[tuple[Hashable, str, dict, int]]
-    ) -> Iterator[tuple[Any, object]]:
-        """Send (key, path, body, most bytes) concurrently; yield (key, answer) as they arrive."""
-        running: dict[Future, Hashable] = {}
-        try:
-            for key, path, body, most_bytes in requests:
-                future = self._open_pool.submit(self._request, "POST", path, body, most_bytes)
-                running[future] = key
-                if len(running) >= self.settings.requests_in_flight:
-                    yield from answered(running)
-            while running:
-                yield from answered(running)
-        finally:
-            for future in running:
-                future.cancel()
-
-    def hidden(self, text: str) -> str:
-        """Replace the key in a text, and its beginnings, as a text may be truncated within the key."""
-        if self._key is None:
-            return text
-        escaped = [pattern_of(character) for character in re.sub(r"\\+", r"\\", self._key)]
-        for length in range(len(escaped), min(len(escaped), KEY_START) - 1, -1):
-            text = re.sub("".join(escaped[:length]), "***", text)
-        return text
-
-    def _hide_in(self, error: BaseException | None) -> None:
-        """Replace the key in an error and its causes."""
-        while error is not None:
-            error.args = tuple(self._hidden_part(part) for part in error.args)
-            error = error.__cause__ or error.__context__
-
-    def _hidden_part(self, part: object) -> object:
-        if isinstance(part, Wording):
-            parts: dict[str, Any]
-            parts = {name: self._hidden_part(value) for name, value in vars(part).items()}
-            return Wording(**parts)
-        return self.hidden(part) if isinstance(part, str) else part
-
-    def _request(self, method: str, path: str, body: dict | None, most_bytes: int) -> object:
-        """Send a request, and retry it with increasing pauses."""
         failures: list[str] = []
-        started = time.monotonic()
         while True:
+            status, asked_pause = None, None
             try:
-                reply = self._open_pool.send(method, self.root + path, body, most_bytes)
-            except httpx.LocalProtocolError as error:
-                raise ServerError(f"The request for {path} cannot be sent: {error}.") from None
+                reply = self._client.request(
+                    method, self.root + path, json=body, extensions={"trace": self._note_socket}
+                )
+            except httpx.ReadTimeout:
+                failures.append(f"no answer within {self.settings.timeout:g} s")
             except httpx.TransportError as error:
                 failures.append(str(error) or type(error).__name__)
-                status, asked_pause = None, None
             else:
-                if reply.status not in TRANSIENT:
-                    return self._read(reply, path)
-                failures.append(f"status {reply.status}, {error_message(reply)}")
-                status, asked_pause = reply.status, retry_after(reply)
-            pause = FIRST_WAIT_S * 2 ** (len(failures) - 1) * random.uniform(0.75, 1.25)
-            pause = min(asked_pause or pause, LONGEST_WAIT_S)
-            waited = time.monotonic() - started + pause
-            is_new = not self.has_answered and status in (None, 500)  # others ask to retry
-            if (is_new and waited > FIRST_CONTACT_S) or len(failures) > self.settings.retries:
+                status, text = reply.status_code, self._without_key(reply.text)
+                if status not in TRANSIENT:
+                    return self._read(status, text, path)
+                asked_pause = reply.headers.get("retry-after", "")
+                failures.append(f"status {status}, {error_message(text)}")
+            most = self.settings.retries
+            if not self.has_answered and status in (None, 500):  # others ask to retry
+                most = min(most, FIRST_CONTACT_RETRIES)
+            if len(failures) > most or self._closed.is_set():
                 raise ServerError(self._explain(path, failures), status)
-            logger.info(
-                self.hidden(f"{self.root}{path}: {failures[-1]}; trying again in {pause:.1f} s")
-            )
-            self._open_pool.sleep(pause)
+            pause = FIRST_WAIT_S * 2 ** (len(failures) - 1) * random.uniform(0.75, 1.25)
+            if asked_pause and asked_pause.isdecimal():  # not a date
+                pause = int(asked_pause)
+            self._closed.wait(min(pause, LONGEST_WAIT_S))
+
+    def _note_socket(self, event: str, info: dict) -> None:
+        """Note the socket of a new connection, to abort it; httpx calls this."""
+        if event.endswith(("connect_tcp.complete", "start_tls.complete")):
+            self._sockets.append(info["return_value"].get_extra_info("socket"))
+
+    def _without_key(self, text: str) -> str:
+        return text if self._key is None else text.replace(self._key, "***")
 
     def _explain(self, path: str, failures: list[str]) -> Wording:
         """Return the message of a failed request: the first failure, and the last if it differs."""
@@ -208,199 +202,25 @@ class Server:
             f"{advice}"
         )
 
-    def _read(self, reply: "Reply", path: str) -> object:
-        """Return the JSON of an answer.
-
-        Raises:
-            ServerError: it is an error, or not JSON.
-        """
-        if not 200 <= reply.status < 300:
+    def _read(self, status: int, text: str, path: str) -> Any:
+        if not 200 <= status < 300:
+            advice, variable = "", self.settings.api_key_variable
+            if status in (401, 403):
+                advice = f". Check the key in the environment variable {variable}."
+                if self._key is None:
+                    advice = f". Set the environment variable {variable} to the server's key."
             raise ServerError(
-                f"The server at {self.root} refused a request ({path}): status {reply.status}, "
-                f"{error_message(reply)}{self._advice_on_key(reply.status)}",
-                reply.status,
+                f"The server at {self.root} refused a request ({path}): status {status}, "
+                f"{error_message(text)}{advice}",
+                status,
             )
         try:
-            return json.loads(reply.content)
-        except (ValueError, RecursionError):
+            return json.loads(text)
+        except ValueError:
             raise ServerError(
-                f"The server at {self.root} must answer in JSON, got {reply.text[:SHOWN]!r} "
-                f"({path}).",
-                reply.status,
+                f"The server at {self.root} must answer in JSON, got {text[:SHOWN]!r} ({path}).",
+                status,
             ) from None
-
-    def _advice_on_key(self, status: int) -> str:
-        """Return advice on the key if the server refused it."""
-        if status not in (401, 403):
-            return ""
-        variable = self.settings.api_key_variable
-        if self._key is None:
-            return f". Set the environment variable {variable} to the server's key."
-        return f". Check the key in the environment variable {variable}."
-
-
-class Reply(NamedTuple):
-    """A complete HTTP response, decompressed."""
-
-    status: int
-    headers: httpx.Headers
-    content: bytes | bytearray
-
-    @property
-    def text(self) -> str:
-        return self.content.decode("utf-8", "replace")
-
-
-class ConnectionPool:
-    """Threads that send requests, each over its own connection.
-
-    Args:
-        key: the server's key, or None.
-    """
-
-    def __init__(self, settings: ServerSettings, key: str | None) -> None:
-        self._timeout = settings.timeout
-        self._headers = {"Accept-Encoding": "gzip, deflate"}
-        if key is not None:
-            self._headers["Authorization"] = f"Bearer {key}"
-        self._threads = ThreadPoolExecutor(settings.requests_in_flight, "server")
-        self._of_thread = threading.local()
-        self._connections: list[Connection] = []
-        self._certificates = httpx.create_ssl_context()  # read once for all connections
-        self._closed = threading.Event()
-
-    def submit(self, call: Callable[..., object], *arguments: object) -> Future:
-        """Call a function in a thread."""
-        return self._threads.submit(call, *arguments)
-
-    def send(self, method: str, address: str, body: dict | None, most_bytes: int) -> Reply:
-        """Send a request over the connection of this thread.
-
-        Raises:
-            httpx.TransportError: there is no complete answer within the timeout.
-            ServerError: the answer is too large, or has an unsupported encoding.
-        """
-        if not hasattr(self._of_thread, "connection"):
-            connection = Connection(self._headers, self._timeout, self._certificates, self._closed)
-            self._connections.append(connection)
-            self._of_thread.connection = connection
-        return self._of_thread.connection.send(method, address, body, most_bytes)
-
-    def sleep(self, seconds: float) -> None:
-        """Wait, unless the run ends.
-
-        Raises:
-            ServerError: the run ends.
-        """
-        if self._closed.wait(seconds):
-            raise ServerError("The run was aborted.")
-
-    def close(self) -> None:
-        """Abort running requests, and end the threads."""
-        self._closed.set()
-        for connection in list(self._connections):
-            connection.shut_down()
-        self._threads.shutdown(cancel_futures=True)
-        for connection in self._connections:
-            connection.client.close()
-
-
-class Connection:
-    """A connection that another thread can abort.
-
-    Args:
-        timeout: seconds until an answer must be complete.
-        certificates: the SSL context.
-        closed: set when the run ends.
-    """
-
-    def __init__(
-        self,
-        headers: dict[str, str],
-        timeout: float,
-        certificates: ssl.SSLContext,
-        closed: threading.Event,
-    ) -> None:
-        self.client = httpx.Client(
-            headers=headers,
-            timeout=httpx.Timeout(timeout, connect=min(timeout, CONNECT_S)),
-            limits=httpx.Limits(max_connections=1),
-            verify=certificates,
-        )
-        self._timeout, self._closed = timeout, closed
-        self._timed_out = threading.Event()
-        self._socket: socket.socket | None = None
-
-    def send(self, method: str, address: str, body: dict | None, most_bytes: int) -> Reply:
-        """Send a request and read the answer; see `ConnectionPool.send`."""
-        self._timed_out.clear()
-        # The timeouts of httpx apply between bytes; a slow server would never reach them.
-        watch = threading.Timer(self._timeout, self._time_out)
-        watch.daemon = True
-        watch.start()
-        try:
-            return self._exchange(method, address, body, most_bytes)
-        except httpx.TransportError as error:
-            is_late = isinstance(error, httpx.ReadTimeout | httpx.WriteTimeout)
-            if is_late or self._timed_out.is_set():
-                raise httpx.ReadTimeout(f"no complete answer within {self._timeout:g} s") from None
-            raise
-        finally:
-            watch.cancel()
-
-    def _exchange(self, method: str, address: str, body: dict | None, most_bytes: int) -> Reply:
-        traced = {"trace": self._note_socket}
-        with self.client.stream(method, address, json=body, extensions=traced) as reply:
-            encoding = reply.headers.get("content-encoding", "").lower()
-            if encoding not in ENCODINGS:
-                raise ServerError(
-                    f"The server must answer in gzip, deflate or uncompressed, got {encoding!r}.",
-                    reply.status_code,
-                )
-            try:
-                content = read_bounded(reply, most_bytes)
-            except httpx.DecodingError:
-                raise ServerError(
-                    f"The server must encode its answer in {encoding} as declared, got other bytes.",
-                    reply.status_code,
-                ) from None
-            return Reply(reply.status_code, reply.headers, content)
-
-    def _note_socket(self, event: str, info: dict) -> None:
-        """Store the socket of a new connection; httpx calls this."""
-        if event.endswith(("connect_tcp.complete", "start_tls.complete")):
-            self._socket = info["return_value"].get_extra_info("socket")
-            if self._timed_out.is_set() or self._closed.is_set():
-                self.shut_down()
-
-    def _time_out(self) -> None:
-        self._timed_out.set()
-        self.shut_down()
-
-    def shut_down(self) -> None:
-        """Abort the running request; the thread that waits for it gets an error at once."""
-        if self._socket is None:
-            return
-        # The method of an SSL socket would remove its state while another thread reads.
-        with suppress(OSError):  # it is already closed
-            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
-
-
-def read_bounded(reply: httpx.Response, most_bytes: int) -> bytearray:
-    """Read an answer and decompress it.
-
-    Raises:
-        ServerError: it is larger than `most_bytes`.
-    """
-    content = bytearray()
-    for chunk in reply.iter_bytes():
-        content += chunk
-        if len(content) > most_bytes:
-            raise ServerError(
-                f"The server must answer this request with at most {most_bytes:,} bytes, got more.",
-                reply.status_code,
-            )
-    return content
 
 
 def read_key(variable: str) -> str | None:
@@ -418,34 +238,221 @@ def read_key(variable: str) -> str | None:
     return key or None
 
 
-def pattern_of(character: str) -> str:
-    """Return a pattern that matches a character of a key, however often a text escapes it."""
-    code = f"{ord(character):02x}"
-    written = (character, html.escape(character))
-    return rf"\\*(?:{'|'.join(map(re.escape, written))}|(?i:u00{code}|%{code}))"
-
-
-def answered(running: dict[Future, Hashable]) -> Iterator[tuple[Hashable, object]]:
-    """Wait for the next answers, and remove them from `running`."""
-    for future in wait(running, return_when=FIRST_COMPLETED).done:
-        yield running.pop(future), future.result()
-
-
-def retry_after(reply: Reply) -> float | None:
-    """Return the seconds in the header Retry-After, if any."""
-    try:
-        seconds = float(reply.headers.get("retry-after", ""))
-    except ValueError:  # a date, or nothing
-        return None
-    return seconds if seconds >= 0 else None  # NaN too
-
-
-def error_message(reply: Reply) -> str:
+def error_message(text: str) -> str:
     """Return the message in an error response."""
     try:
-        found = json.loads(reply.content)
-    except (ValueError, RecursionError):
-        return repr(reply.text[:SHOWN])
+        found = json.loads(text)
+    except ValueError:
+        return repr(text[:SHOWN])
     for key in ("error", "message", "detail"):
         found = found.get(key, found) if isinstance(found, dict) else found
     return repr(str(found)[:SHOWN])
+
+
+class ServedSource:
+    """A server with its API.
+
+    Attributes:
+        served_name: name of the model on the server.
+    """
+
+    def __init__(self, server: Server, api: LogprobsAPI, served_name: str) -> None:
+        self.server, self.api, self.served_name = server, api, served_name
+
+    def connected(self) -> AbstractContextManager:
+        return self.server.connected()
+
+    def values(self, prompts: Sequence[Prompt], num_likeliest: int = 0) -> list[TokenValues]:
+        body = self.api.body(self.served_name, prompts, num_likeliest)
+        values = self.api.read(
+            self.server.request("POST", self.api.path, body), prompts, num_likeliest
+        )
+        self.server.has_answered = True
+        return values
+
+    def values_of_all(
+        self, requests: Iterable[Sequence[Prompt]], num_likeliest: int
+    ) -> Iterator[tuple[int, Sequence[TokenValues] | AnswerError]]:
+        threads = self.server.threads
+        if threads is None:
+            raise RuntimeError(f"{self.server.root} is not connected: enter connected() first.")
+        running: dict[Future, int] = {}
+
+        def answered() -> Iterator[tuple[int, Sequence[TokenValues] | AnswerError]]:
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                number = running.pop(future)
+                try:
+                    yield number, future.result()
+                except AnswerError as error:
+                    yield number, error
+
+        for number, prompts in enumerate(requests):
+            running[threads.submit(self.values, prompts, num_likeliest)] = number
+            if len(running) >= self.server.settings.requests_in_flight:
+                yield from answered()
+        while running:
+            yield from answered()
+
+    def tokenize(self, text: str) -> list[int] | None:
+        if not self.api.tokenizer_path:
+            return None
+        body = {"model": self.served_name, "prompt": text, "add_special_tokens": False}
+        try:
+            found = self.server.request("POST", self.api.tokenizer_path, body)
+        except ServerError:
+            return None
+        return found.get("tokens") if isinstance(found, dict) else None
+
+
+# --- opening --------------------------------------------------------------------------------------
+
+
+def open_served(
+    address: str,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    model_kwargs: dict | None = None,
+    tokenizer_kwargs: dict | None = None,
+    argument: str = "model_id",
+) -> ServedModel:
+    """Open a served model, and find the API of its server.
+
+    Args:
+        tokenizer: tokenizer of the served model; loaded by the name of the model's root by default.
+        model_kwargs: fields of `ServerSettings`.
+
+    Raises:
+        ServerError: the server does not respond.
+        ValueError: it does not return the log-probabilities of a prompt, or its tokenizer is unknown.
+    """
+    settings = check_settings(model_kwargs or {})
+    parts = urlsplit(address)
+    if not parts.hostname or "@" in parts.netloc or parts.query or parts.fragment:
+        raise ArgumentError(
+            argument,
+            "be an address such as 'http://host:8000/v1', without user, password or parameters",
+            advice=f"Set the environment variable {settings.api_key_variable} to the key.",
+        )
+    server = Server(address, settings)
+    description = f"`{argument}`={address!r}"
+    with server.connected():
+        name, about = find_served_model(server, description)
+        length = about.get("max_model_len")
+        if tokenizer is None:
+            tokenizer = tokenizer_of(about.get("root") or name, tokenizer_kwargs or {}, description)
+        source = find_source(server, name, tokenizer, length, description)
+        engine = engine_of(server, source.api)
+    if length is None:
+        stated = getattr(tokenizer, "model_max_length", LARGEST_LIMIT)
+        limit = ContextLimit(int(stated) if 0 < stated < LARGEST_LIMIT else None, None)
+    else:
+        # One position is reserved for the answer.  A forced token is the answer; others are read.
+        num_read = 0 if source.api.forces else source.api.num_new
+        limit = ContextLimit(length, None, length - 1 - num_read)
+    return ServedModel(source, tokenizer, model_name(name, {}), description, engine, limit)
+
+
+def find_served_model(server: Server, description: str) -> tuple[str, dict]:
+    """Find the served model by its name, or the only one.
+
+    Returns:
+        its name, and what the server says of it: `root` and `max_model_len`, if anything.
+
+    Raises:
+        ValueError: there is none of that name, or there are several and none is named.
+    """
+    named = server.settings.served_name
+    try:
+        listed = server.request("GET", "/v1/models")
+    except ServerError as error:
+        if error.status not in (404, 405) or named is None:
+            raise
+        return named, {}
+    entries = listed.get("data") if isinstance(listed, dict) else None
+    described = {str(e["id"]): e for e in entries or () if isinstance(e, dict) and "id" in e}
+    if not described and named is None:
+        raise ValueError(
+            Wording(
+                f"{description} lists no model. If it serves one, pass its name as `served_name` in "
+                "`model_kwargs`."
+            )
+        )
+    if named is None and len(described) == 1:
+        named = next(iter(described))
+    if described and named not in described:
+        got = "" if named is None else f", got {named!r}"
+        raise ValueError(
+            Wording(
+                f"{description} serves {', '.join(map(repr, described))}: pass one of these names as "
+                f"`served_name` in `model_kwargs`{got}."
+            )
+        )
+    return str(named), described.get(str(named), {})
+
+
+def tokenizer_of(root: str, tokenizer_kwargs: dict, description: str) -> PreTrainedTokenizerBase:
+    """Load the tokenizer by the name of the model's root.
+
+    Raises:
+        ValueError: the name is unknown, or a folder that does not exist here.
+    """
+    if os.path.isabs(root) and not os.path.isdir(root):
+        raise ArgumentError(
+            "tokenizer",
+            f"be given for {description}: the server's model is in {root!r}, which is not on this "
+            "machine",
+            advice="Pass a name or a folder.",
+        )
+    try:
+        check_exists(root, tokenizer_kwargs, "tokenizer", TOKENIZER_FILES)
+        return load_tokenizer(root, tokenizer_kwargs, {}, "tokenizer")
+    except ValueError as error:
+        raise ValueError(
+            Wording(
+                f"`tokenizer` must be given for {description}, whose model is {root!r}: {error}"
+            )
+        ) from error
+
+
+def find_source(
+    server: Server,
+    served_name: str,
+    tokenizer: PreTrainedTokenizerBase,
+    length: int | None,
+    description: str,
+) -> ServedSource:
+    """Find the API by which a server returns the values of a prompt.
+
+    Raises:
+        ValueError: there is none; it lists the answers in each.
+    """
+    vocabulary_size = int(max(tokenizer.get_vocab().values())) + 1
+    ids = ProbeText.of(vocabulary_size, min(SHORT_PROMPT, length or SHORT_PROMPT)).ids
+    failures = []
+    for api in LOGPROBS_APIS:
+        source = ServedSource(server, api, served_name)
+        try:
+            source.values([Prompt(ids)])
+        except (AnswerError, ServerError) as error:
+            if isinstance(error, ServerError) and error.status in (None, 401, 403):
+                raise  # no other API will help
+            failures.append(f"{api.name}: {error}")
+            continue
+        return source
+    raise ValueError(
+        Wording(
+            f"{description} must return the log-probability of every token of a prompt, but does so "
+            f"with none of the supported APIs. {len(ids)} token ids were sent to each: "
+            f"{'; '.join(failures)}. vLLM and SGLang do; llama.cpp's server does not: pass the "
+            "GGUF file itself as `model_id`."
+        )
+    )
+
+
+def engine_of(server: Server, api: LogprobsAPI) -> str:
+    """Return the name of a server's program, with its version if known."""
+    for path in ("/version", "/get_server_info"):
+        with suppress(ServerError):
+            found = server.request("GET", path)
+            if isinstance(found, dict) and isinstance(found.get("version"), str):
+                return f"{api.name} {found['version']}"
+    return api.name

@@ -1,8 +1,7 @@
-"""APIs of servers for the log-probabilities of a prompt, one class each.
+"""The APIs by which servers return the log-probabilities of a prompt, one class each.
 
-All three read token ids and return a value for every token of a prompt but the first.  An answer is
-compared with the request: the number and order of prompts, the number of tokens, their ids if the API
-returns them, and valid log-probabilities.
+All read token ids and return a value for every token of a prompt but the first.  An answer is compared
+with the request: the number and order of prompts, the number of tokens, and their ids if it has them.
 
 vLLM: POST /v1/completions with `prompt_logprobs`; https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html
 SGLang: POST /generate with `return_logprob`; https://docs.sglang.ai/basic_usage/native_api.html
@@ -11,7 +10,6 @@ OpenAI's legacy completions: POST /v1/completions with `echo` and `logprobs`.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,15 +19,13 @@ NO_PROBABILITY = -9999.0
 # Tolerance for log-probabilities above 0 due to rounding, in nats.
 ABOVE_ZERO = 1e-3
 TOKEN_ID = "token_id:"
-# Values of an answer that an error shows.
-SHOWN_VALUES = 6
-# Maximum size of an answer in bytes: per value with the name of its token, and in addition.
-BYTES_OF_A_VALUE = 512
-BYTES_AROUND = 2**20
+
+# (log-probability, rank or 0, likeliest (id, log-probability) pairs) of a token.
+Row = tuple[float, int, list[tuple[int, float]]]
 
 
 class ServerError(ValueError):
-    """A server did not respond, refused a request, or sent an invalid answer.
+    """A server did not respond, or refused a request.
 
     Attributes:
         status: HTTP status code; None without an answer.
@@ -56,35 +52,15 @@ class Prompt(NamedTuple):
     """Tokens to score.
 
     Attributes:
-        ids: token ids to read.
+        ids: token ids to read; all but the first are scored.
         forced: a token after them that is scored without being read, or None.
     """
 
     ids: list[int]
     forced: int | None = None
 
-    @property
-    def targets(self) -> list[int]:
-        """The tokens that are scored: all but the first."""
-        return self.ids[1:] if self.forced is None else [*self.ids[1:], self.forced]
 
-
-class Generated(NamedTuple):
-    """A token that a server generated after a prompt.
-
-    Attributes:
-        id: its id; None if the server returns no ids.
-        text: its text; None if the server returns none.
-        nll: negative log-likelihood in nats.
-    """
-
-    id: int | None
-    text: str | None
-    nll: float
-
-
-@dataclass
-class TokenValues:
+class TokenValues(NamedTuple):
     """Values of the tokens of a prompt, except the first.
 
     Attributes:
@@ -92,15 +68,11 @@ class TokenValues:
         rank: 1 for the likeliest (N,); 0 if unknown.
         top: for each token the (id, log-probability) pairs of the likeliest, best first; id -1 if
             the server returns no ids.
-        texts: the server's text of each token, if any.
-        generated: the generated token; None without one, or without its value.
     """
 
     nll: np.ndarray
     rank: np.ndarray
     top: list[list[tuple[int, float]]]
-    texts: list[str | None] = field(default_factory=list)
-    generated: Generated | None = None
 
 
 class LogprobsAPI:
@@ -122,26 +94,18 @@ class LogprobsAPI:
     forces = False
     num_new = 1
 
-    @property
-    def generating(self) -> "LogprobsAPI":
-        """The same API, with the value of a generated token in the answer if possible."""
-        return self
-
-    def most_bytes(self, prompts: Sequence[Prompt], num_likeliest: int) -> int:
-        """Return the maximum size of a valid answer in bytes."""
-        num_tokens = sum(len(prompt.ids) + 1 for prompt in prompts)
-        return BYTES_AROUND + BYTES_OF_A_VALUE * num_tokens * (2 + num_likeliest)
-
-    def body(
-        self, served_name: str, prompts: Sequence[Prompt], num_likeliest: int, **sampling: float
-    ) -> dict:
+    def body(self, served_name: str, prompts: Sequence[Prompt], num_likeliest: int) -> dict:
         """Build a request for the values of prompts, which share the forced token, if any.
+
+        There is no `seed`: with one, vLLM's engine for CPUs crashes at the first prompt that exceeds
+        the rest of its step (`max_num_batched_tokens`).
 
         Args:
             num_likeliest: number of likeliest tokens to return in addition.
-            sampling: settings of the answer's sampling; the defaults leave distributions unchanged.
         """
-        raise NotImplementedError
+        ids = [prompt.ids for prompt in prompts]
+        settings = {"model": served_name, "prompt": ids, "max_tokens": 1, "stream": False}
+        return settings | {"temperature": 1.0, "top_p": 1.0}
 
     def read(
         self, reply: object, prompts: Sequence[Prompt], num_likeliest: int
@@ -151,6 +115,31 @@ class LogprobsAPI:
         Raises:
             AnswerError: it does not contain the requested values.
         """
+        values = []
+        for place, (answer, prompt) in enumerate(zip(self._answers(reply, len(prompts)), prompts)):
+            try:
+                nlls, ranks, tops = zip(*self._rows(answer, prompt, num_likeliest))
+            except AnswerError as error:
+                raise AnswerError(str(error), place) from None
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+                raise AnswerError(
+                    f"an unexpected format ({error}): {shown(answer)}", place
+                ) from None
+            values.append(TokenValues(-np.array(nlls), np.array(ranks), list(tops)))
+        return values
+
+    def _answers(self, reply: Any, number: int) -> list[dict]:
+        """Return the answers to the prompts in their order; here the choices of a completion."""
+        choices = reply.get("choices") if isinstance(reply, dict) else None
+        if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+            raise AnswerError(f"no `choices` but {shown(reply)}")
+        numbers = [choice.get("index") for choice in choices]
+        if sorted(map(str, numbers)) != sorted(map(str, range(number))):
+            raise AnswerError(f"choices numbered {shown(numbers)} to {number} prompts")
+        return sorted(choices, key=lambda choice: int(choice["index"]))
+
+    def _rows(self, answer: Any, prompt: Prompt, num_likeliest: int) -> list[Row]:
+        """Read the values of a prompt's tokens but the first."""
         raise NotImplementedError
 
 
@@ -160,10 +149,8 @@ class VLLM(LogprobsAPI):
     name, path, tokenizer_path = "vLLM", "/v1/completions", "/tokenize"
     gives_ranks, forces = True, True
 
-    def body(
-        self, served_name: str, prompts: Sequence[Prompt], num_likeliest: int, **sampling: float
-    ) -> dict:
-        body = completion(served_name, prompts, **sampling)
+    def body(self, served_name: str, prompts: Sequence[Prompt], num_likeliest: int) -> dict:
+        body = super().body(served_name, prompts, num_likeliest)
         body |= {"prompt_logprobs": num_likeliest}
         if prompts[0].forced is not None:
             body |= {
@@ -173,48 +160,38 @@ class VLLM(LogprobsAPI):
             }
         return body
 
-    def read(
-        self, reply: object, prompts: Sequence[Prompt], num_likeliest: int
-    ) -> list[TokenValues]:
-        return [
-            self._read_choice(choice, prompt, num_likeliest, place)
-            for place, (choice, prompt) in enumerate(zip(choices_of(reply, prompts), prompts))
-        ]
-
-    def _read_choice(
-        self, choice: dict, prompt: Prompt, num_likeliest: int, place: int
-    ) -> TokenValues:
-        entries = choice.get("prompt_logprobs")
+    def _rows(self, answer: Any, prompt: Prompt, num_likeliest: int) -> list[Row]:
+        entries = answer.get("prompt_logprobs")
         if not isinstance(entries, list):
-            raise AnswerError(f"no `prompt_logprobs` but {sorted(choice)}", place)
-        check_length(entries, prompt.ids, place)
-        rows = [
-            self._read_entry(entry, token, num_likeliest, number, place)
-            for number, (entry, token) in enumerate(zip(entries, prompt.ids))
-            if number
-        ]
+            raise AnswerError(f"no `prompt_logprobs` but {sorted(answer)}")
+        check_length(entries, prompt.ids)
+        rows = []
+        for number, (entry, token) in enumerate(zip(entries[1:], prompt.ids[1:]), 1):
+            if not isinstance(entry, dict) or str(token) not in entry:
+                raise other_token(number, token, entry)
+            likeliest = sorted(
+                (value["rank"], int(name), value["logprob"])
+                for name, value in entry.items()
+                if value.get("rank") and value["rank"] <= num_likeliest
+            )[:num_likeliest]
+            if len(likeliest) < num_likeliest:
+                raise AnswerError(f"{len(likeliest)} likeliest tokens of {num_likeliest}")
+            own = entry[str(token)]
+            top = [(name, log_probability(value, number)) for _, name, value in likeliest]
+            rows.append((log_probability(own.get("logprob"), number), own.get("rank") or 0, top))
         if prompt.forced is not None:
-            rows.append(forced_row(choice, prompt.forced, num_likeliest, place))
-        return values_of(rows)
+            rows.append(self._forced_row(answer.get("logprobs"), prompt, num_likeliest))
+        return rows
 
-    def _read_entry(
-        self, entry: object, token: int, num_likeliest: int, number: int, place: int
-    ) -> tuple:
-        if not isinstance(entry, dict) or str(token) not in entry:
-            raise AnswerError(
-                f"for token {number}, whose id is {token}, values of {shown(entry)}", place
-            )
-        own = entry[str(token)]
-        likeliest = sorted(
-            (value["rank"], int(name), value["logprob"])
-            for name, value in entry.items()
-            if value.get("rank") and value["rank"] <= num_likeliest
-        )[:num_likeliest]
-        if len(likeliest) < num_likeliest:
-            raise AnswerError(f"{len(likeliest)} likeliest tokens of {num_likeliest}", place)
-        value = log_probability(own.get("logprob"), number, place)
-        top = [(name, log_probability(value, number, place)) for _, name, value in likeliest]
-        return value, own.get("rank") or 0, top, own.get("decoded_token")
+    def _forced_row(self, found: Any, prompt: Prompt, num_likeliest: int) -> Row:
+        if not isinstance(found, dict) or not found.get("token_logprobs"):
+            raise AnswerError(f"no `logprobs` of the answer but {shown(found)}")
+        name = found["tokens"][0]
+        if id_of(name) != prompt.forced:
+            raise AnswerError(f"the answer {name!r}, where only id {prompt.forced} was allowed")
+        number = len(prompt.ids)
+        top = named_top((found.get("top_logprobs") or [None])[0], number)[:num_likeliest]
+        return log_probability(found["token_logprobs"][0], number), 0, top
 
 
 class SGLang(LogprobsAPI):
@@ -222,53 +199,37 @@ class SGLang(LogprobsAPI):
 
     name, path = "SGLang", "/generate"
 
-    def body(
-        self, served_name: str, prompts: Sequence[Prompt], num_likeliest: int, **sampling: float
-    ) -> dict:
+    def body(self, served_name: str, prompts: Sequence[Prompt], num_likeliest: int) -> dict:
         return {
             "input_ids": [prompt.ids for prompt in prompts],
-            "sampling_params": {"max_new_tokens": 1, "temperature": 1.0, "top_p": 1.0} | sampling,
+            "sampling_params": {"max_new_tokens": 1, "temperature": 1.0, "top_p": 1.0},
             "return_logprob": True,
             "logprob_start_len": 0,
             "top_logprobs_num": num_likeliest,
         }
 
-    def read(
-        self, reply: object, prompts: Sequence[Prompt], num_likeliest: int
-    ) -> list[TokenValues]:
-        if not isinstance(reply, list) or len(reply) != len(prompts):
-            raise AnswerError(f"{count_of(reply)} answers to {len(prompts)} prompts")
-        return [
-            self._read_one(answer, prompt, num_likeliest, place)
-            for place, (answer, prompt) in enumerate(zip(reply, prompts))
-        ]
+    def _answers(self, reply: Any, number: int) -> list[dict]:
+        if not isinstance(reply, list) or len(reply) != number:
+            raise AnswerError(f"{shown(reply)} to {number} prompts")
+        return reply
 
-    def _read_one(
-        self, answer: object, prompt: Prompt, num_likeliest: int, place: int
-    ) -> TokenValues:
-        found: Any = answer.get("meta_info") if isinstance(answer, dict) else None
+    def _rows(self, answer: Any, prompt: Prompt, num_likeliest: int) -> list[Row]:
+        found = answer.get("meta_info") if isinstance(answer, dict) else None
         entries = found.get("input_token_logprobs") if isinstance(found, dict) else None
         if not isinstance(entries, list):
-            raise AnswerError(f"no `input_token_logprobs` but {shown(answer)}", place)
-        check_length(entries, prompt.ids, place, first_is_null=entries[:1] == [None])
-        likeliest = found.get("input_top_logprobs") or [None] * len(entries)
-        check_length(likeliest, prompt.ids, place, first_is_null=False)
+            raise AnswerError(f"no `input_token_logprobs` but {shown(answer)}")
+        tops = found.get("input_top_logprobs") or [None] * len(entries)
+        for values in (entries, tops):
+            check_length(values, prompt.ids, first_is_null=False)
         rows = []
-        for number, (entry, token, top) in enumerate(zip(entries, prompt.ids, likeliest)):
+        for number, (entry, token, top) in enumerate(zip(entries, prompt.ids, tops)):
             if number == 0:
                 continue
             if not isinstance(entry, list) or entry[1] != token:
-                raise AnswerError(
-                    f"for token {number}, whose id is {token}, values of {shown(entry)}", place
-                )
-            value = log_probability(entry[0], number, place)
-            named = [
-                (int(other[1]), log_probability(other[0], number, place)) for other in top or ()
-            ]
-            rows.append((value, 0, named, entry[2] if len(entry) > 2 else None))
-        answered = found.get("output_token_logprobs") or [(None, None)]
-        logprob, token = answered[0][:2]
-        return values_of(rows, generated_token(token, None, logprob))
+                raise other_token(number, token, entry)
+            named = [(int(other[1]), log_probability(other[0], number)) for other in top or ()]
+            rows.append((log_probability(entry[0], number), 0, named))
+        return rows
 
 
 class OpenAI(LogprobsAPI):
@@ -283,171 +244,76 @@ class OpenAI(LogprobsAPI):
     def __init__(self, num_new: int = 0) -> None:
         self.num_new = num_new
 
-    @property
-    def generating(self) -> "OpenAI":
-        return OpenAI(1)
-
-    def body(
-        self, served_name: str, prompts: Sequence[Prompt], num_likeliest: int, **sampling: float
-    ) -> dict:
-        return completion(served_name, prompts, **sampling) | {
+    def body(self, served_name: str, prompts: Sequence[Prompt], num_likeliest: int) -> dict:
+        return super().body(served_name, prompts, num_likeliest) | {
             "max_tokens": self.num_new,
             "echo": True,
             "logprobs": max(1, num_likeliest),
             "return_tokens_as_token_ids": True,
         }
 
-    def read(
-        self, reply: object, prompts: Sequence[Prompt], num_likeliest: int
-    ) -> list[TokenValues]:
-        return [
-            self._read_choice(choice, prompt, place)
-            for place, (choice, prompt) in enumerate(zip(choices_of(reply, prompts), prompts))
-        ]
-
-    def _read_choice(self, choice: dict, prompt: Prompt, place: int) -> TokenValues:
-        found: Any = choice.get("logprobs")
+    def _rows(self, answer: Any, prompt: Prompt, num_likeliest: int) -> list[Row]:
+        found = answer.get("logprobs")
         values = found.get("token_logprobs") if isinstance(found, dict) else None
         if not isinstance(values, list):
-            raise AnswerError(f"no `token_logprobs` but {shown(choice)}", place)
+            raise AnswerError(f"no `token_logprobs` but {shown(answer)}")
+        if len(values) == len(prompt.ids) + self.num_new:
+            values = values[: len(prompt.ids)]
+        check_length(values, prompt.ids)
         names = found.get("tokens") or [None] * len(values)
-        generated = None
-        if self.num_new and len(values) == len(prompt.ids) + 1:
-            name = names[-1] if len(names) == len(values) else None
-            generated = generated_token(id_of(name), name, values[-1])
-            values = values[:-1]
-        check_length(values, prompt.ids, place)
-        texts = names[: len(values)]
-        tops = (found.get("top_logprobs") or [None] * len(values))[: len(values)]
-        if len(texts) < len(values) or len(tops) < len(values):
-            raise AnswerError(f"{len(texts)} tokens and {len(values)} values", place)
+        tops = found.get("top_logprobs") or [None] * len(values)
+        if min(len(names), len(tops)) < len(values):
+            raise AnswerError(f"{len(names)} tokens and {len(values)} values")
         rows = []
-        for number, (value, text, top) in enumerate(zip(values, texts, tops)):
-            named = id_of(text)
-            if named is not None and named != prompt.ids[number]:
-                raise AnswerError(
-                    f"for token {number}, whose id is {prompt.ids[number]}, values of {text!r}",
-                    place,
-                )
+        for number, (value, name, token) in enumerate(zip(values, names, prompt.ids)):
+            if id_of(name) not in (None, token):
+                raise other_token(number, token, name)
             if number:
-                value = log_probability(value, number, place)
-                rows.append((value, 0, named_top(top, text, number, place), text))
-        return values_of(rows, generated)
+                rows.append((log_probability(value, number), 0, named_top(tops[number], number)))
+        return rows
 
 
 # The APIs in the order in which they are tried.
 LOGPROBS_APIS = (VLLM(), SGLang(), OpenAI(0), OpenAI(1))
 
 
-def completion(served_name: str, prompts: Sequence[Prompt], **sampling: float) -> dict:
-    """Build the common part of requests for completions; sampling leaves distributions unchanged.
-
-    There is no `seed`, because vLLM's engine on a CPU then crashes at the first prompt that exceeds
-    the rest of its step (`max_num_batched_tokens`).
-    """
-    ids = [prompt.ids for prompt in prompts]
-    settings = {"model": served_name, "prompt": ids, "max_tokens": 1, "stream": False}
-    return settings | {"temperature": 1.0, "top_p": 1.0} | sampling
-
-
-def choices_of(reply: object, prompts: Sequence[Prompt]) -> list[dict]:
-    """Return the choices of a completion, one per prompt, in their order.
-
-    Raises:
-        AnswerError: some are missing or duplicate.
-    """
-    choices = reply.get("choices") if isinstance(reply, dict) else None
-    if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
-        raise AnswerError(f"no `choices` but {shown(reply)}")
-    numbers = [choice.get("index") for choice in choices]
-    if sorted(map(str, numbers)) != sorted(map(str, range(len(prompts)))):
-        raise AnswerError(f"choices numbered {shown(numbers)} to {len(prompts)} prompts")
-    return sorted(choices, key=lambda choice: int(choice["index"]))
-
-
-def check_length(
-    entries: Sequence, ids: Sequence[int], place: int, first_is_null: bool = True
-) -> None:
+def check_length(entries: Sequence, ids: Sequence[int], first_is_null: bool = True) -> None:
     """Check that there is a value for every token of a prompt but the first."""
     if len(entries) != len(ids):
-        raise AnswerError(f"values of {len(entries)} tokens to {len(ids)}", place)
-    if first_is_null and entries and entries[0] is not None:
-        raise AnswerError(
-            f"a value for the first token, which nothing predicts: {shown(entries[0])}", place
-        )
+        raise AnswerError(f"values of {len(entries)} tokens to {len(ids)}")
+    if first_is_null and entries[0] is not None:
+        raise AnswerError(f"a value for the first token, which nothing predicts: {entries[0]!r}")
 
 
-def log_probability(value: object, number: int, place: int) -> float:
-    """Return a log-probability in nats; minus infinity for vLLM's placeholder.
+def other_token(number: int, token: int, found: object) -> AnswerError:
+    return AnswerError(f"for token {number}, whose id is {token}, values of {shown(found)}")
 
-    Raises:
-        AnswerError: it is not a number, or above 0.
-    """
+
+def log_probability(value: object, number: int) -> float:
+    """Check a log-probability in nats; return minus infinity for vLLM's placeholder."""
     if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
-        raise AnswerError(f"for token {number} no log-probability but {value!r}", place)
+        raise AnswerError(f"for token {number} no log-probability but {value!r}")
     if value > ABOVE_ZERO:
-        raise AnswerError(f"for token {number} a log-probability above 0, {value!r}", place)
+        raise AnswerError(f"for token {number} a log-probability above 0, {value!r}")
     return -math.inf if value <= NO_PROBABILITY else min(float(value), 0.0)
 
 
-def forced_row(choice: dict, token: int, num_likeliest: int, place: int) -> tuple:
-    """Read the value of the forced token."""
-    found = choice.get("logprobs")
-    if not isinstance(found, dict) or not found.get("token_logprobs"):
-        raise AnswerError(f"no `logprobs` of the answer but {shown(found)}", place)
-    text, value = found["tokens"][0], found["token_logprobs"][0]
-    if id_of(text) != token:
-        raise AnswerError(f"the answer {text!r}, where only id {token} was allowed", place)
-    top = (found.get("top_logprobs") or [None])[0]
-    number = len(found["token_logprobs"])
-    named = named_top(top, text, number, place)[:num_likeliest]
-    return log_probability(value, number, place), 0, named, None
-
-
-def id_of(text: object) -> int | None:
+def id_of(name: object) -> int | None:
     """Return the id in the name of a token, if the server returns ids."""
-    if not isinstance(text, str) or not text.startswith(TOKEN_ID):
+    if not isinstance(name, str) or not name.startswith(TOKEN_ID):
         return None
-    number = text.removeprefix(TOKEN_ID)
-    return int(number) if number.isdecimal() else None
+    return int(name.removeprefix(TOKEN_ID))
 
 
-def named_top(top: object, own: object, number: int, place: int) -> list[tuple[int, float]]:
-    """List (id, log-probability) pairs of the most likely tokens, named by text or by id."""
+def named_top(top: object, number: int) -> list[tuple[int, float]]:
+    """List (id, log-probability) pairs of the most likely tokens, which are named by text or by id."""
     if not isinstance(top, dict):
         return []
-    named = ((id_of(text), log_probability(value, number, place)) for text, value in top.items())
+    named = [(id_of(name), log_probability(value, number)) for name, value in top.items()]
     pairs = [(-1 if token is None else token, value) for token, value in named]
     return sorted(pairs, key=lambda pair: -pair[1])
 
 
-def generated_token(token: object, text: object, value: object) -> Generated | None:
-    """Return the generated token; None without a valid value."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return Generated(
-        token if isinstance(token, int) else None, text if isinstance(text, str) else None, -value
-    )
-
-
-def values_of(rows: Sequence[tuple], generated: Generated | None = None) -> TokenValues:
-    """Combine the (log-probability, rank, likeliest, text) rows of tokens."""
-    columns = list(zip(*rows)) or [(), (), (), ()]
-    return TokenValues(
-        -np.array(columns[0], dtype=np.float64),
-        np.array(columns[1], dtype=np.int64),
-        list(columns[2]),
-        list(columns[3]),
-        generated,
-    )
-
-
-def count_of(reply: object) -> str:
-    return str(len(reply)) if isinstance(reply, list) else f"{shown(reply)} and no"
-
-
 def shown(value: object) -> str:
     """Format a part of an answer, shortened."""
-    if isinstance(value, list) and len(value) > SHOWN_VALUES:
-        return f"{value[:SHOWN_VALUES]!r:.200}, … ({len(value)})"
     return f"{value!r:.200}"

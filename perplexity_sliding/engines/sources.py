@@ -35,42 +35,6 @@ SHOWN_TOKENS = 5
 HOST = re.compile(r"([^/\\]+:\d+|\d+\.\d+\.\d+\.\d+|localhost)(/|$)", re.IGNORECASE)
 
 
-def check_scheme(model_id: str, argument: str) -> None:
-    """Reject a server address that lacks http://, before it is looked up on the Hub.
-
-    Raises:
-        ArgumentError: the name is such an address.
-    """
-    if HOST.match(model_id) and not os.path.exists(model_id):
-        raise ArgumentError(
-            argument,
-            "begin with http:// or https:// if it is the address of a server",
-            got=repr(model_id),
-            advice=f"Write http://{model_id}.",
-        )
-
-
-def check_elsewhere(
-    model_id: str, device: str | torch.device | None, dtype: str | torch.dtype | None
-) -> None:
-    """Refuse `device` and `dtype` for a model that transformers does not load.
-
-    Raises:
-        ValueError: one of them is given.
-    """
-    for name, value in (("device", device), ("dtype", dtype)):
-        if value is not None:
-            raise ArgumentError(
-                name,
-                f"be left out with {model_id!r}",
-                got=repr(value),
-                why=(
-                    "a server has its own settings, and those of a GGUF file are in `model_kwargs` "
-                    "(n_gpu_layers)"
-                ),
-            )
-
-
 @dataclass(frozen=True, eq=False)
 class ModelSource:
     """A model, by name or live, with the arguments that open it.
@@ -123,15 +87,33 @@ class ModelSource:
         model_id, argument = str(self.model_id), self.named("model_id")
         rest = self.model_kwargs, self.tokenizer_kwargs, argument
         if is_address(model_id) or is_gguf(model_id):
-            check_elsewhere(model_id, self.device, self.dtype)
+            self._check_elsewhere(model_id)
         if is_address(model_id):
-            from .server_opening import open_served  # imports the HTTP client
+            from .server import open_served  # imports the HTTP client
 
             return open_served(model_id, self.tokenizer, *rest)
         if is_gguf(model_id):
             return GGUFModel(model_id, self.tokenizer, *rest)
-        check_scheme(model_id, argument)
+        if HOST.match(model_id) and not os.path.exists(model_id):
+            raise ArgumentError(
+                argument,
+                "begin with http:// or https:// if it is the address of a server",
+                got=repr(model_id),
+                advice=f"Write http://{model_id}.",
+            )
         return LanguageModel.open(model_id, self.tokenizer, self.device, self.dtype, *rest)
+
+    def _check_elsewhere(self, model_id: str) -> None:
+        """Refuse `device` and `dtype` for a model that transformers does not load."""
+        for name in ("device", "dtype"):
+            if getattr(self, name) is not None:
+                raise ArgumentError(
+                    self.named(name),
+                    f"be left out with {model_id!r}",
+                    got=repr(getattr(self, name)),
+                    why="a server has its own settings, and those of a GGUF file are in "
+                    "`model_kwargs` (n_gpu_layers)",
+                )
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,25 +259,12 @@ def check_reference(
     defaults = {} if is_live else {"device": model.device, "dtype": model.dtype}
     given = {name: value for name, value in given.items() if value is not None}
     check_model_source(ModelSource(**given, role="reference"))
-    _check_folders(model.model_kwargs or {}, given.get("model_kwargs") or {})
     if {"dtype", "torch_dtype"} & set(given.get("model_kwargs") or {}):
         defaults.pop("dtype", None)
     source = ModelSource(**(defaults | given), role="reference")
     if states is not None:
         _check_states(states, is_live, distributed)
     return ReferenceSource(source, states)
-
-
-def _check_folders(of_model: dict, of_reference: dict) -> None:
-    """Check that weights of one model do not replace those of the other on disk."""
-    folders = [kwargs.get("offload_folder") for kwargs in (of_model, of_reference)]
-    if None not in folders and len(set(map(os.path.realpath, folders))) == 1:
-        raise ArgumentError(
-            "reference['model_kwargs']",
-            "have an 'offload_folder' of its own",
-            got=repr(folders[1]),
-            why="the model writes its weights there",
-        )
 
 
 def _as_dictionary(reference: object) -> dict:
@@ -538,20 +507,16 @@ def compare_tokenizers(model: EngineModel, texts: Sequence[str]) -> None:
     different numbers.
     """
     text = "\n".join(texts)[:MOST_CHARACTERS]
-    cut = model.tokenize(text)
-    if cut is None:
+    own = model.tokenize(text)
+    if own is None:
         return
-    own, ids = np.asarray(cut), tokenize(model.tokenizer, [text])[0].ids
-    if np.array_equal(own, ids):
+    ids = tokenize(model.tokenizer, [text])[0].ids.tolist()
+    if own == ids:
         return
-    common = min(len(own), len(ids))
-    place = int(np.argmax([*(own[:common] != ids[:common]), True]))
+    place = next((n for n, (a, b) in enumerate(zip(own, ids)) if a != b), min(len(own), len(ids)))
     by_itself, given = (
-        [
-            model.tokenizer.decode([token])
-            for token in of_text[place : place + SHOWN_TOKENS].tolist()
-        ]
-        for of_text in (own, ids)
+        [model.tokenizer.decode([token]) for token in tokens[place : place + SHOWN_TOKENS]]
+        for tokens in (own, ids)
     )
     warnings.warn(
         f"{model.description} tokenizes the texts differently from the given tokenizer: into "

@@ -74,28 +74,18 @@ class EngineSource:
         self.lock = shared_lock(engine)  # answers to two callers would get mixed up
 
     def connected(self) -> AbstractContextManager:
-        """Lock the engine within the context."""
         return self.lock
 
-    def values(
-        self, prompts: Sequence[Prompt], num_likeliest: int = 0, **sampling: float
-    ) -> list[TokenValues]:
-        """Request the values of prompts.
-
-        Raises:
-            AnswerError: the answer does not contain them.
-        """
-        outputs = self._generate(prompts, num_likeliest, {"detokenize": True} | sampling)
-        return self._read(outputs, prompts, num_likeliest)
+    def values(self, prompts: Sequence[Prompt], num_likeliest: int = 0) -> list[TokenValues]:
+        return self._read(self._generate(prompts, num_likeliest), prompts, num_likeliest)
 
     def values_of_all(
         self, requests: Iterable[Sequence[Prompt]], num_likeliest: int
     ) -> Iterator[tuple[int, Sequence[TokenValues] | AnswerError]]:
-        """Run several requests at a time; yield (number, values or error)."""
         numbered = enumerate(requests)
         while some := list(islice(numbered, REQUESTS_AT_A_TIME)):
             together = [prompt for _, prompts in some for prompt in prompts]
-            outputs = iter(self._generate(together, num_likeliest, {"detokenize": False}))
+            outputs = iter(self._generate(together, num_likeliest))
             for number, prompts in some:
                 try:
                     own = list(islice(outputs, len(prompts)))
@@ -103,21 +93,16 @@ class EngineSource:
                 except AnswerError as error:
                     yield number, error
 
-    def generating(self) -> "EngineSource":
-        """Return the engine itself, which forces a token instead of generating one."""
-        return self
-
     def tokenize(self, text: str) -> list[int] | None:
-        """Return the token ids of the engine's own tokenizer; None if it has none."""
         if self.engine.llm_engine.model_config.skip_tokenizer_init:
             return None
         return self.engine.get_tokenizer()(text, add_special_tokens=False)["input_ids"]
 
-    def _generate(self, prompts: Sequence[Prompt], num_likeliest: int, settings: dict) -> list:
+    def _generate(self, prompts: Sequence[Prompt], num_likeliest: int) -> list:
         """Run the engine on prompts, with sampling that leaves distributions unchanged."""
         from vllm import SamplingParams
 
-        settings = {"temperature": 1.0, "top_p": 1.0, "max_tokens": 1} | settings
+        settings = {"temperature": 1.0, "top_p": 1.0, "max_tokens": 1, "detokenize": False}
         settings |= {"prompt_logprobs": num_likeliest}
         forced = ({"allowed_token_ids": [p.forced], "logprobs": num_likeliest} for p in prompts)
         params = [
@@ -128,27 +113,18 @@ class EngineSource:
         return self.engine.generate(ids, params, use_tqdm=False)
 
     def _read(
-        self, outputs: Sequence[object], prompts: Sequence[Prompt], num_likeliest: int
+        self, outputs: Sequence[Any], prompts: Sequence[Prompt], num_likeliest: int
     ) -> list[TokenValues]:
         """Read answers as values of prompts that include the forced token, which thus has a rank."""
-        whole = [Prompt([p.ids[0], *p.targets]) for p in prompts]
-        choices = [
-            {"index": number, "prompt_logprobs": entries_of(output, prompt)}
-            for number, (output, prompt) in enumerate(zip(outputs, prompts))
-        ]
+        choices, whole = [], []
+        for number, (output, prompt) in enumerate(zip(outputs, prompts)):
+            entries, ids = output.prompt_logprobs, prompt.ids
+            if entries is not None and prompt.forced is not None:
+                entries, ids = [*entries, *output.outputs[0].logprobs], [*ids, prompt.forced]
+            named = entries and [
+                entry and {str(t): {"logprob": f.logprob, "rank": f.rank} for t, f in entry.items()}
+                for entry in entries
+            ]
+            choices.append({"index": number, "prompt_logprobs": named})
+            whole.append(Prompt(ids))
         return self.api.read({"choices": choices}, whole, num_likeliest)
-
-
-def entries_of(output: Any, prompt: Prompt) -> list[dict | None] | None:
-    """Return the engine's values of each token of a prompt, and of the forced one."""
-    entries = output.prompt_logprobs
-    if entries is not None and prompt.forced is not None:
-        entries = [*entries, *output.outputs[0].logprobs]
-    return entries and [
-        entry and {str(token): as_dict(found) for token, found in entry.items()}
-        for entry in entries
-    ]
-
-
-def as_dict(found: Any) -> dict:
-    return {"logprob": found.logprob, "rank": found.rank, "decoded_token": found.decoded_token}

@@ -236,7 +236,6 @@ class EngineModel:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.probe: float | None = None
 
     @cached_property
     def tokenizer_digest(self) -> str:

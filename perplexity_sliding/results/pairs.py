@@ -23,8 +23,8 @@ from .comparison import (
     tool_errors,
     worst_tokens,
 )
-from .identity import judge_identity
 from .report import Comparison, Report
+from .same_model import judge_sameness
 from .totals import ratio_of_perplexities
 
 WORST_TOKENS = 20
@@ -111,7 +111,7 @@ class ValueComparison(TokenComparison):
         scores = paired_scores(report.measurement, beside)
         rounded = np.concatenate([w["nll"] for of_text in self.rounded for w in of_text])
         rounding = rounded.astype(np.float64) - scores["reference_nll"]
-        identity = judge_identity(scores.differences, rounding, scores.contexts)
+        identity = judge_sameness(scores.differences, rounding)
         return result | {"summary": identity["summary"], "identity": identity}
 
     def results(self, report: Report, with_tokens: bool) -> dict:

@@ -15,9 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ..engines.served import ServedModel
+from ..engines.served import MOST_SPREAD, ServedModel, changed_model, differ
 from ..engines.server_apis import AnswerError, Prompt, TokenValues
-from ..engines.server_probe import MOST_SPREAD, changed_model, differ
 from ..errors import Wording
 from ..models.interface import Batch, LogitBlocks, Prefix, ScoredModel
 from ..models.logits import cheap_padding, explain_failure, is_out_of_memory
