@@ -34,8 +34,8 @@ import reference  # noqa: E402
 from peers import Harness  # noqa: E402
 
 from perplexity_sliding import find  # noqa: E402
-from perplexity_sliding.finding import search  # noqa: E402
-from perplexity_sliding.finding.scorer import Scorer  # noqa: E402
+from perplexity_sliding.finding import find as search  # noqa: E402
+from perplexity_sliding.finding.candidates import Scorer  # noqa: E402
 from perplexity_sliding.finding.wikitext import tokenize  # noqa: E402
 
 START = "<|endoftext|>"
@@ -306,18 +306,17 @@ def sample_texts() -> dict[str, str]:
 def outcome(case: Case, matches: list[dict]) -> str:
     """Return the rank of the tool among the matches of `find`.
 
-    "first": in its first line; "tied": with the number of its first line, to eight digits; "later":
-    among the others that round to the figure; "missed": nothing was found; "wrong": others alone were.
+    "first": in its first line; "tied": with the number of its first line; "later": among the others
+    that round to the figure; "missed": nothing was found; "wrong": others alone were.
     """
     if not matches:
         return "missed"
-    named = [match for match in matches if match["protocol"] in case.protocols]
-    if not named:
-        return "wrong"
     if matches[0]["protocol"] in case.protocols:
         return "first"
-    is_tied = any(math.isclose(m["value"], matches[0]["value"], rel_tol=1e-8) for m in named)
-    return "tied" if is_tied else "later"
+    for match, found in zip(matches, ["tied"] + ["later"] * len(matches)):
+        if any(other["protocol"] in case.protocols for other in [match, *match["same_value"]]):
+            return found
+    return "wrong"
 
 
 def remember() -> None:
@@ -331,11 +330,11 @@ def remember() -> None:
             steps[key] = list_steps(cases)
         return steps[key]
 
-    def remembered(self, texts: list[str], settings: list, callback, **others) -> list[dict]:
-        key = (id(self.arguments["model"]), repr((texts, settings, others)))
+    def remembered(self, texts: list[str], settings: dict, **others) -> list[dict]:
+        key = (id(self.arguments["model"]), repr((texts, list(settings), others)))
         if key not in known:
-            known[key] = score(self, texts, settings, callback, **others)
-        return known[key]
+            known[key] = score(self, texts, settings, **others)
+        return [dict(result) for result in known[key]]
 
     Scorer.score = remembered
     search.list_steps = remembered_steps

@@ -326,7 +326,7 @@ class CallPlan:
 
 
 @without_collecting()
-def make_plan(request: Request, models: Models) -> CallPlan:
+def make_plan(request: Request, models: Models, corpus: Corpus | None = None) -> CallPlan:
     """Tokenize the texts, and plan the windows of every measurement.
 
     Raises:
@@ -338,7 +338,8 @@ def make_plan(request: Request, models: Models) -> CallPlan:
     words = None
     if request.words:
         words = WordScoring.of(model, request.word_spans, request.word_correction)
-    corpus = Corpus(model.tokenizer, request.texts, request.needs_characters, request.parts)
+    if corpus is None:
+        corpus = Corpus(model.tokenizer, request.texts, request.needs_characters, request.parts)
     settings = expand_settings(corpus, limit, request.settings, request.long_context)
     planned = plan_settings(corpus, limit, settings, request.gives_list, request.words)
     measured = accepted(planned)

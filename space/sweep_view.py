@@ -5,7 +5,7 @@ import json
 import math
 from collections.abc import Sequence
 
-from perplexity_sliding.finding.entries import averages_of
+from perplexity_sliding.finding.candidates import averages_of
 from perplexity_sliding.views.charts import bar
 from perplexity_sliding.views.curves import context_curve, setting_curve
 from perplexity_sliding.views.markup import change, count, escape, number

@@ -17,14 +17,11 @@ from perplexity_sliding.cli import layouts as layouts_program
 from perplexity_sliding.cli import main as score
 from perplexity_sliding.cli import searching
 from perplexity_sliding.finding import find as find_module
-from perplexity_sliding.finding import sampling
-from perplexity_sliding.finding import search as search_module
-from perplexity_sliding.finding.figures import Figure, chance
-from perplexity_sliding.finding.priors import AVERAGES, DERIVED
-from perplexity_sliding.finding.published import read_published
-from perplexity_sliding.finding.sampling import first_part
-from perplexity_sliding.finding.scorer import Case, Scorer
-from perplexity_sliding.finding.steps import list_steps
+from perplexity_sliding.finding.candidates import Case, Scorer, list_steps
+from perplexity_sliding.finding.figures import Figure
+from perplexity_sliding.finding.find import chance, read_published, take_sample
+from perplexity_sliding.finding.priors import AVERAGES
+from perplexity_sliding.plan import settings as plan_settings
 from perplexity_sliding.protocols import PROTOCOLS, detokenize_wikitext
 
 TEXT = f" = Title = \n\n {random_text(50, 1)} . \n {random_text(90, 2)} \n\n = Other = \n{random_text(40, 3)}\n"
@@ -53,6 +50,11 @@ def guide(model, tokenizer, text, stride):
 
 def names(result):
     return [(m["protocol"], m["max_length"], m["stride"], m["layout"]) for m in result["matches"]]
+
+
+def settings_of(matches):
+    """All settings that give a value that matches."""
+    return [setting for row in matches for setting in [row, *row["same_value"]]]
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +140,50 @@ def test_the_guides_figure(search, model, words):
     assert result["matches"][0]["average"] == "perplexity"
     assert result["matches"][0]["value"] == pytest.approx(value, rel=1e-5)
     assert math.fsum(match["likelihood"] for match in result["matches"]) == pytest.approx(1)
+
+
+def test_a_plain_stride_is_tried_before_layouts_that_nobody_uses(search, model, words):
+    """The budget was spent on other layouts, and the conclusion left the stride out."""
+    text = " ".join(random_text(90, seed) + "\n" for seed in range(6))
+    value = guide(model, words, text, CONTEXT // 8)
+    assert names(search(f"{value:.4f}", [text]))[0][:3] == (
+        *("transformers-docs", CONTEXT, CONTEXT // 8),
+    )
+
+
+@pytest.mark.parametrize(
+    ("figure", "place", "left"),
+    [
+        ("30.123", "lowest", "a stride of 2 in windows of 16"),
+        ("4410.1", "highest", None),  # nothing sees less context than what was tried first
+    ],
+)
+def test_the_conclusion_begins_with_what_was_left_untried_on_that_side(search, figure, place, left):
+    conclusion = search(figure, [OTHER], max_tokens=700)["conclusion"]
+    untried = re.search(r": (.*) \(not tried", conclusion)
+    assert place in conclusion and (untried and untried[1].split(", ")[0]) == left
+
+
+def test_the_tool_that_is_known_for_an_average_comes_first(search, model, words):
+    """Its number was listed under `sliding` and `yarn` before it, in rows of their own."""
+    texts = [random_text(9, 6), random_text(12, 7)]
+    stock = compute(texts, model=model, tokenizer=words, protocol="stock")["mean_perplexity"]
+    [row] = search(f"{stock:.6g}", texts, max_tokens=10**6)["matches"]
+    assert (row["protocol"], row["average"]) == ("stock", "mean_perplexity")
+    assert {"sliding", "yarn"} <= {other["protocol"] for other in row["same_value"]}
+
+
+def test_a_layout_is_tokenized_once_for_each_encoding(model, words, monkeypatch):
+    """It was tokenized for each setting that read it."""
+    texts = []
+    tokenize = plan_settings.tokenize
+    monkeypatch.setattr(
+        plan_settings,
+        "tokenize",
+        lambda *args: texts.append((*args[1], *args[2:])) or tokenize(*args),
+    )
+    find("1.2345", [OTHER], model=model, tokenizer=words, max_tokens=10**5)
+    assert len(texts) == len(set(texts)) > 2
 
 
 def test_the_figure_of_the_rows_of_the_hub(search, model, words):
@@ -240,7 +286,7 @@ def test_a_loss_over_all_labels(search, model, words):
         logits.flatten(0, 1), blocks[:, 1:].flatten(), reduction="sum"
     )
     result = search(f"{total.item() / blocks.numel():.5f}", [OTHER], max_tokens=10**6)
-    found = [(match["protocol"], match["average"]) for match in result["matches"]]
+    found = [(match["protocol"], match["average"]) for match in settings_of(result["matches"])]
     assert ("run-clm", "trainer_nats_per_token") in found
 
 
@@ -260,7 +306,9 @@ def test_windows_without_overlap_are_a_pass_of_their_own(model, words):
     scorer = Scorer({"model": model, "tokenizer": words})
     case = Case(Figure.read("3.5"), scorer, [TEXT], ["FILE"])
     for step in list_steps([case]):
-        plans = [m.plan for m in scorer.plan(step.texts[0], list(step.settings)).values()]
+        protocol = next(iter(step.settings)).protocol
+        texts, _ = step.read([TEXT], protocol)
+        plans = [m.plan for m in scorer.plan(texts, step.settings).values()]
         assert len({plan.max_length > plan.stride for plan in plans}) == 1
 
 
@@ -269,7 +317,8 @@ def test_a_loss_in_nats(search, model, words):
         model, ids := ids_of(words, OTHER), reference.chunks(len(ids), CONTEXT)
     )
     result = search(f"{reference.mean(nlls.values()):.5f}", [OTHER])
-    assert ("gptq", "nats_per_token") in [(m["protocol"], m["average"]) for m in result["matches"]]
+    found = [(match["protocol"], match["average"]) for match in settings_of(result["matches"])]
+    assert ("gptq", "nats_per_token") in found
 
 
 def test_several_figures_are_of_one_setting(search, model, words):
@@ -344,8 +393,9 @@ def run_command(command, capsys):
 
 
 def value_in(printed, average):
-    if average == "original_byte_perplexity":
-        return 2 ** printed["bits_per_original_byte"]
+    if average.endswith("byte_perplexity"):
+        original = "original_" * average.startswith("original")
+        return 2 ** printed[f"bits_per_{original}byte"]
     if average in ("nats_per_token", "bits_per_token"):
         return math.log(printed["perplexity"]) / (1 if average[0] == "n" else math.log(2))
     if average.startswith("trainer_"):
@@ -385,7 +435,7 @@ def test_the_command_line(tiny_folder, tmp_path, monkeypatch, capsys):
     assert score.main([*find_it, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert {"figure", "matches", "nearest", "num_tried", "expected_by_chance"} <= set(result)
-    assert "gptq" in [match["protocol"] for match in result["matches"]]
+    assert "gptq" in [match["protocol"] for match in settings_of(result["matches"])]
     assert score.main(find_it) == 0
     printed = capsys.readouterr().out
     assert (
@@ -423,39 +473,43 @@ def test_a_certain_match_ends_the_search_unless_tokens_are_given(search, model, 
 
 def test_a_sample_decides_what_a_long_corpus_is_read_for(search, model, words, monkeypatch):
     text = random_text(2600, 9)
-    monkeypatch.setattr(sampling, "SAMPLE_WINDOWS", 20)
-    monkeypatch.setattr(search_module, "CERTAIN", 0.0)
+    monkeypatch.setattr(find_module, "SAMPLE_WINDOWS", 20)
+    monkeypatch.setattr(find_module, "CERTAIN", 0.0)
     found = search(f"{guide(model, words, text, CONTEXT // 2):.3f}", [text])
     assert names(found)[0] == ("transformers-docs", CONTEXT, CONTEXT // 2, "as-is")
     far = search("0.0321", [text])  # of no unit
     assert far["num_forward_tokens"] < found["num_forward_tokens"]
-    estimates = [step["nearest_estimate"] for step in far["not_tried"]]
-    assert len(estimates) > 2 and all(abs(estimate) > 0.02 for estimate in estimates)
-    monkeypatch.setattr(sampling, "SAMPLED_FROM", 10**6)
+    assert sum(step["misses_on_sample"] for step in far["not_tried"]) > 2
+    monkeypatch.setattr(find_module, "SAMPLED_FROM", 10**6)
     whole = search("0.0321", [text])
     assert far["num_forward_tokens"] < whole["num_forward_tokens"]
 
 
-def test_a_budget_buys_what_the_sample_finds_unlikely(search, monkeypatch):
-    monkeypatch.setattr(sampling, "SAMPLE_WINDOWS", 8)
+def test_a_budget_buys_what_the_sample_would_find_unlikely(search, monkeypatch):
+    monkeypatch.setattr(find_module, "SAMPLE_WINDOWS", 8)
     text = random_text(1100, 10)
     result = search("1.234", [text], max_tokens=10**7)
     assert result["not_tried"] == [] and result["matches"] == []
 
 
-def test_the_first_part_of_texts():
-    texts = ["a\nb\nc\n", "d\ne\n"]
-    assert first_part(texts, 0.2) == ["a\nb\n"]
-    assert first_part(texts, 1.0) == texts
-    assert first_part(["x" * 100], 0.1) == ["x" * 20]
+def test_a_sample_ends_with_a_line(search, model, words, monkeypatch):
+    monkeypatch.setattr(find_module, "SAMPLED_FROM", 1)
+    scorer = Scorer({"model_id": None, "model": model, "tokenizer": words})
+
+    def sample(texts, share):
+        num_tokens = find_module.SAMPLE_WINDOWS * CONTEXT / share
+        return take_sample([Case(Figure.read("3.5"), scorer, texts, [])], num_tokens)
+
+    assert sample(["a\nb\nc\n", "d\ne\n"], 0.2) == [["a\nb\n"]]
+    assert sample(["a\nb\nc\n", "d\ne\n"], 1.0) == [["a\nb\nc\n", "d\ne\n"]]
+    assert sample(["x" * 100], 0.1) == [["x" * 20]]
 
 
 def test_published_figures_have_what_the_search_knows():
     rows = read_published()
     assert len(rows) > 20 and all(row["source"] and row["model"] and row["corpus"] for row in rows)
     assert {row["protocol"] for row in rows} - {""} <= set(PROTOCOLS)
-    averages = {*AVERAGES, *DERIVED}
-    assert {row["average"] for row in rows} <= averages
+    assert {row["average"] for row in rows} <= {*AVERAGES}
     assert all(Figure.read(row["figure"]).value > 0 for row in rows)
 
 
@@ -524,11 +578,14 @@ def test_tables_and_standard_input(tiny_folder, tmp_path, monkeypatch, capsys):
         "mean_perplexity",
     )
     assert run_command(first["command"], capsys)["mean_perplexity"] == pytest.approx(value)
-    joined = compute(["".join(rows)], model_id=tiny_folder, protocol="lm-eval")["byte_perplexity"]
+    joined = (
+        2 ** compute(["".join(rows)], model_id=tiny_folder, protocol="lm-eval")["bits_per_byte"]
+    )
     assert score.main([*table, "--quiet", "--find", f"{joined:.4f}", "--json"]) == 0
     match = json.loads(capsys.readouterr().out)["matches"][0]
     assert (match["layout"], match["average"]) == ("joined", "byte_perplexity")
-    assert run_command(match["command"], capsys)["byte_perplexity"] == pytest.approx(joined)
+    printed = run_command(match["command"], capsys)
+    assert value_in(printed, "byte_perplexity") == pytest.approx(joined)
     stream = io.TextIOWrapper(io.BufferedReader(io.BytesIO(rows[0].encode())))
     monkeypatch.setattr("sys.stdin", stream)
     assert score.main(["--model", tiny_folder, "--quiet", "--find", "3.21"]) == 0
@@ -549,7 +606,7 @@ def test_figures_may_be_written_with_an_exponent(tiny_folder, tmp_path, capsys):
     argv = [str(tmp_path / "a.txt"), "--model", tiny_folder, "--quiet", "--json"]
     assert score.main([*argv, "--find", f"{value:.4E}"]) == 0
     found = json.loads(capsys.readouterr().out)["matches"]
-    assert "megatron" in [match["protocol"] for match in found]
+    assert "megatron" in [match["protocol"] for match in settings_of(found)]
 
 
 @pytest.mark.parametrize("figure", ["1e400", "1e308", "1e-300", "1e-400", "0", "29.41 nats"])
@@ -581,5 +638,5 @@ def test_a_huge_value_is_written_with_its_exponent():
 
 def test_a_figure_beyond_all_floats_is_infinite():
     """A byte of more than 1,024 bits ended the search."""
-    _, convert, _ = DERIVED["original_byte_perplexity"]
+    _, convert, _ = AVERAGES["original_byte_perplexity"]
     assert convert(2000.0) == math.inf and convert(3.0) == pytest.approx(8.0)

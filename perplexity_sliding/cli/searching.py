@@ -104,7 +104,7 @@ def to_text(result: dict) -> str:
     """Format the result as text."""
     figures = result["figure"] if isinstance(result["figure"], list) else [result["figure"]]
     parts = []
-    matches, nearest = grouped(result["matches"]), result["nearest"]
+    matches, nearest = result["matches"], result["nearest"]
     if matches:
         parts += [f"Settings that give {', '.join(figures)}, most likely first", ""]
         parts += [table(matches[:MOST_SHOWN]), ""]
@@ -135,30 +135,11 @@ def left_out(result: dict) -> list[str]:
         return []
     num_settings = sum(step["num_settings"] for step in left)
     num_tokens = sum(step["num_forward_tokens"] for step in left)
-    far = [step["nearest_estimate"] for step in left if step["nearest_estimate"] is not None]
-    sampled = ""
-    if far:
-        sampled = (
-            f" On a sample, {len(far)} of these passes miss the figure by "
-            f"{min(map(abs, far)):.0%} or more."
-        )
+    far = sum(step["misses_on_sample"] for step in left)
+    sampled = f" On a sample, {far} of these passes miss the figure." if far else ""
     return [
         f"Read {result['num_forward_tokens']:,} tokens. Not tried: {num_settings:,} settings, "
         f"which take {num_tokens:,} more. --max-tokens N continues up to N tokens.{sampled}"
-    ]
-
-
-def grouped(matches: list[dict]) -> list[dict]:
-    """Merge matches with the same number and settings under several protocols."""
-    groups: dict[tuple, dict] = {}
-    for match in matches:
-        values = match["value"] if isinstance(match["value"], list) else [match["value"]]
-        key = (*(f"{value:.9g}" for value in values), match["layout"], match["average"])
-        first = groups.setdefault(key, match | {"protocols": []})
-        first["protocols"].append(match["protocol"])
-    return [
-        group | {"protocol": ", ".join(dict.fromkeys(group["protocols"]))}
-        for group in groups.values()
     ]
 
 
@@ -169,6 +150,11 @@ def table(entries: list[dict]) -> str:
     if "difference" in entries[0]:
         titles.append("difference")
         rows = [[*row, entry["difference"]] for row, entry in zip(rows, entries)]
+    elif any(entry["same_value"] for entry in entries):
+        titles.append("same value")
+        for row, entry in zip(rows, entries):
+            others = dict.fromkeys(other["protocol"] for other in entry["same_value"])
+            row.append(", ".join(name for name in others if name != entry["protocol"]))
     lines = [titles, *rows]
     widths = [max(map(columns, column)) for column in zip(*lines)]
     return "\n".join(

@@ -1,4 +1,4 @@
-"""Published figures: a number as printed, the values that match it, and how many would by chance."""
+"""A published figure: a number as printed, and the values that round to it."""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +9,6 @@ from ..errors import ArgumentError, ArgumentTypeError
 ROUNDING = 2e-6  # relative rounding error of a loss in single precision
 # Figures that are accepted; beyond them, products and ratios would leave the range of floats.
 SMALLEST, LARGEST = 1e-9, 1e38
-NEIGHBOURHOOD = 1.1  # values within this factor of a figure determine their density
 
 
 @dataclass(frozen=True)
@@ -64,26 +63,3 @@ class Figure:
     def distance(self, value: float) -> float:
         """Return the absolute logarithm of the ratio of a value to the figure."""
         return abs(math.log(value / self.value)) if value > 0 else math.inf
-
-
-def is_match(entry: dict, figures: list[Figure]) -> bool:
-    """Return whether a setting explains all figures."""
-    return all(figure.fits(value) for figure, value in zip(figures, entry["values"]))
-
-
-def chance(tried: list[dict], figures: list[Figure]) -> float:
-    """Return the expected number of matches by chance.
-
-    This assumes that values around each figure are uniform on a logarithmic scale, and that figures
-    of several texts are independent, which is only approximate for those of one setting.
-    """
-    # those that differ in their first eight digits
-    rows = {tuple(float(f"{value:.8g}") for value in entry["values"]) for entry in tried}
-    expected = float(len(rows))
-    for place, figure in enumerate(figures):
-        values = {row[place] for row in rows}
-        around = [v for v in values if figure.distance(v) <= math.log(NEIGHBOURHOOD)]
-        width = math.log(figure.high / max(figure.low, figure.value / 100))
-        share = len(around) / len(values) * width / (2 * math.log(NEIGHBOURHOOD))
-        expected *= min(1.0, share)
-    return expected

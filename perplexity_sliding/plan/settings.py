@@ -45,6 +45,7 @@ class Corpus:
         self.with_offsets = with_offsets
         self.parts = None if parts is None else parts.formatted_by(tokenizer)
         self._readings: dict[tuple, tuple[list[str], list[TokenizedText]]] = {}
+        self._streams: dict[tuple, list[TokenizedText]] = {}
 
     def read(
         self, protocol: Protocol, separator: str | None, with_offsets: bool = False
@@ -66,14 +67,18 @@ class Corpus:
         if self.parts is not None:
             return read_parts(self.parts, self.tokenizer, texts, protocol)
         members = self.members(protocol, separator)
-        if members is not None:
-            parts = iter(tokenize(self.tokenizer, texts, protocol.encoding, with_offsets))
-            streams = [concatenate(list(islice(parts, len(of))), of) for of in members]
-            return ["".join(of) for of in members], streams
         joint = protocol.join if separator is None else separator
-        if joint is not None:
+        if members is None and joint is not None:
             texts = [joint.join(texts)]
-        return texts, tokenize(self.tokenizer, texts, protocol.encoding, with_offsets)
+        key = (*texts, protocol.encoding, with_offsets)
+        if key not in self._streams:  # protocols differ in how they join what they tokenize alike
+            self._streams[key] = tokenize(self.tokenizer, texts, protocol.encoding, with_offsets)
+        streams = self._streams[key]
+        if members is None:
+            return texts, streams
+        parts = iter(streams)
+        joined = [concatenate(list(islice(parts, len(of))), of) for of in members]
+        return ["".join(of) for of in members], joined
 
     def members(self, protocol: Protocol, separator: str | None) -> list[list[str]] | None:
         """Return the texts of each stream if their tokens are joined; see `Measurement`."""

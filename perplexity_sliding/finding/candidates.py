@@ -1,0 +1,329 @@
+"""What to try: settings over layouts of the texts, in passes that share the tokens they read."""
+
+import math
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from ..api import Models, check, in_use, make_plan, open_session, report, run
+from ..arguments import Setting, check_setting
+from ..engines.sources import in_use_together
+from ..errors import ArgumentError
+from ..layouts import LAYOUTS, arrange, is_wikitext
+from ..plan.measurement import Measurement
+from ..plan.settings import Corpus, plan_settings
+from ..plan.windows import count_inputs, merge_windows
+from ..protocols import PROTOCOLS, Protocol
+from ..scoring.distributed import Processes
+from . import priors, wikitext
+from .figures import Figure
+
+FIELDS = ("protocol", "max_length", "stride", "add_start_token", "layout", "average")
+OVERLAPS = (1, 2, 8)  # bounds of the windows per token, which separate passes by cost
+
+
+class Scorer:
+    """An open model that scores any list of settings in shared passes."""
+
+    def __init__(self, source: dict) -> None:
+        self.arguments = source
+        self.processes = Processes(False)
+        request = check(self.processes, {"predictions": ["a text"], **source})
+        self.model = request.source.open()
+        with in_use_together([self.model]):
+            self.model.check()
+        self._corpora: dict[tuple[str, ...], Corpus] = {}
+
+    def corpus(self, texts: list[str]) -> Corpus:
+        """Return the texts with their tokens, which all settings share."""
+        tokenizer, key = self.model.tokenizer, tuple(texts)
+        return self._corpora.setdefault(key, Corpus(tokenizer, texts, with_offsets=False))
+
+    def plan(self, texts: list[str], settings: Iterable[Setting]) -> dict[Setting, Measurement]:
+        """Plan the settings that the texts and the model allow."""
+        try:
+            planned = plan_settings(self.corpus(texts), self.model.limit, list(settings), True)
+        except ValueError:  # all are refused
+            return {}
+        return {s: m for s, m in planned.items() if isinstance(m, Measurement)}
+
+    def cost(self, measurements: Iterable[Measurement]) -> int:
+        """Count the tokens that the merged passes of measurements read."""
+        numbers: dict[bytes, int] = {}
+        planned: list = []
+        for measurement in measurements:
+            for stream, windows in zip(measurement.streams, measurement.windows):
+                number = numbers.setdefault(stream.ids.tobytes(), len(numbers))
+                planned += measurement.plan.over(number, windows)
+        return count_inputs(merge_windows(planned, self.model.prefixes_agree)[0])
+
+    def score(self, texts: list[str], settings: Iterable[Setting], **others: object) -> list[dict]:
+        """Return the result of each setting."""
+        request = check(self.processes, {"predictions": texts, **self.arguments, **others})
+        request = replace(request, settings=list(settings), gives_list=True)
+        with open_session(request, self.processes) as session:
+            with in_use(Models(self.model), session) as models:
+                plan = make_plan(request, models, self.corpus(texts))
+                scores = run(session, plan, models)
+            return report(plan, scores)["measurements"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A figure with its model and texts.
+
+    Attributes:
+        named: command-line arguments that select the texts.
+    """
+
+    figure: Figure
+    scorer: Scorer
+    texts: list[str]
+    named: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Step:
+    """Settings that are scored in one pass over the texts of each case.
+
+    Attributes:
+        detokenizes: whether WikiText is converted to prose.
+        settings: settings that can score every case, with their weights.
+        num_tokens: tokens read by the merged passes.
+        is_plain: whether the texts are unchanged, and the window is the tool's own and the stride a
+            usual part of it.
+    """
+
+    layout: str
+    detokenizes: bool = False
+    settings: dict[Setting, float] = field(default_factory=dict)
+    num_tokens: int = 0
+    is_plain: bool = False
+
+    @property
+    def worth(self) -> tuple[bool, float]:
+        """Plain steps precede others, and each the weight of its settings per token."""
+        return self.is_plain, sum(self.settings.values()) / max(1, self.num_tokens)
+
+    def read(self, texts: list[str], protocol: Protocol) -> tuple[list[str], list[str]]:
+        """Return texts in the step's layout, as they are scored and as they are counted."""
+        originals = arrange(texts, self.layout)
+        if not self.detokenizes:
+            return originals, originals
+        detokenize = protocol.detokenize or wikitext.detokenize
+        return [detokenize(text) for text in originals], originals
+
+
+def list_steps(cases: list[Case]) -> list[Step]:
+    """List the steps in descending order of their worth.
+
+    Tools that detokenize WikiText read articles separately, or all text as one.
+
+    Raises:
+        ValueError: no setting can score the texts.
+    """
+    steps: list[Step] = []
+    seen: set[tuple] = set()  # texts as a protocol joins them: two layouts may be one to it
+    of_wikitext = any(is_wikitext(case.texts) for case in cases)
+    for name, layout in LAYOUTS.items():
+        usual = layout.usual_for_wikitext if of_wikitext else layout.usual
+        texts = [arrange(case.texts, name) for case in cases]
+        if not usual or not all(texts):
+            continue
+        protocols: list[Protocol] = []
+        for protocol in PROTOCOLS.values():
+            joint = None if protocol.join == "tokens" else protocol.join
+            joined = [tuple(own) if joint is None else joint.join(own) for own in texts]
+            if (key := (protocol.name, *joined)) not in seen:
+                seen.add(key)
+                protocols.append(protocol)
+        if protocols:
+            steps += split(cases, Step(name), protocols, usual)
+        if not of_wikitext or name not in ("as-is", "joined", "each-article"):
+            continue
+        for protocol in PROTOCOLS.values():
+            weight = usual * priors.DETOKENIZED_BY_US
+            if protocol.detokenize is not None:
+                reads = ("each-article",) if protocol.scores_each_text else ("as-is", "joined")
+                elsewhere = usual * priors.DETOKENIZED_ELSEWHERE
+                weight = priors.DETOKENIZED_BY_TOOL if name in reads else elsewhere
+            steps += split(cases, Step(name, detokenizes=True), [protocol], weight)
+    if not steps:
+        raise ArgumentError("texts", "be long enough to score", got="texts of fewer than 2 tokens")
+    return sorted(steps, key=lambda step: step.worth, reverse=True)
+
+
+def split(cases: list[Case], step: Step, protocols: list[Protocol], usual: float) -> list[Step]:
+    """Give a step the settings of protocols, and split it by start token and cost.
+
+    Args:
+        usual: weight of the layout.
+    """
+    limits = [limit for case in cases if (limit := case.scorer.model.limit.length) is not None]
+    choices = list_choices(protocols, min(limits, default=None))
+    planned = []
+    for case in cases:
+        texts, originals = step.read(case.texts, protocols[0])
+        is_new = texts != originals or not step.detokenizes
+        planned.append(case.scorer.plan(texts, choices) if is_new else {})
+    groups: dict[tuple, dict[Setting, float]] = {}
+    seen = set()
+    for setting in choices:
+        plans = [own[setting].plan for own in planned if setting in own]
+        key = tuple((p.protocol.name, p.max_length, p.stride, p.start) for p in plans)
+        if len(plans) < len(cases) or key in seen:
+            continue
+        seen.add(key)
+        first, is_own = plans[0], setting.max_length is None and setting.stride is None
+        parts = [first.max_length // part for part in priors.PARTS]
+        is_plain = is_own or (setting.max_length is None and first.stride in parts)
+        overlap = max(plan.max_length / plan.stride for plan in plans)
+        group = (first.start, sum(overlap > bound for bound in OVERLAPS), is_own, is_plain)
+        weight = usual * priors.TOOLS.get(setting.protocol.name, priors.OTHER_TOOL)
+        weight *= priors.STARTS[setting.add_start_token]
+        weight *= 1.0 if setting.max_length is None else priors.OTHER_WINDOW
+        if setting.stride is not None:
+            is_disjoint = first.stride == first.max_length
+            weight *= priors.WINDOW_AS_STRIDE if is_disjoint else priors.OTHER_STRIDE
+        groups.setdefault(group, {})[setting] = weight
+    steps = []
+    for (*_, is_plain), settings in groups.items():
+        costs = [case.scorer.cost(own[s] for s in settings) for case, own in zip(cases, planned)]
+        is_plain = is_plain and step.layout == "as-is" and not step.detokenizes
+        steps.append(replace(step, settings=settings, num_tokens=sum(costs), is_plain=is_plain))
+    return steps
+
+
+def list_choices(protocols: list[Protocol], limit: int | None) -> list[Setting]:
+    """List the usual settings that the protocols' tools have, each tool's own first."""
+    choices = []
+    for start in priors.STARTS:
+        for protocol in protocols:
+            for window in [None, *(n for n in priors.WINDOWS if limit is None or n <= limit)]:
+                length = window or limit or 0
+                usual = {length // part for part in priors.PARTS}
+                usual |= {stride for stride in priors.STRIDES if stride <= length}
+                strides = [None, *sorted(usual - {0}, reverse=True)]
+                choices += [Setting(protocol, window, stride, start) for stride in strides]
+    return sorted(filter(is_allowed, choices), key=lambda s: (s.max_length or 0, s.stride or 0))
+
+
+def is_allowed(setting: Setting) -> bool:
+    try:
+        check_setting(setting)
+    except ValueError:
+        return False
+    return True
+
+
+# --- the values of a setting ----------------------------------------------------------------------
+
+
+def score_step(
+    cases: list[Case], step: Step, corpora: list[list[str]], callback: Callable | None
+) -> Iterator[dict]:
+    """Score a step; yield an entry for each setting and average, with a value for each case.
+
+    Args:
+        corpora: the texts of each case, or a sample of them.
+    """
+    protocol, results = next(iter(step.settings)).protocol, []
+    for case, corpus in zip(cases, corpora):
+        texts, originals = step.read(corpus, protocol)
+        if not step.detokenizes:
+            results.append(case.scorer.score(texts, step.settings, callback=callback))
+            continue
+        words = [protocol.count_words(text) for text in originals]
+        named = protocol.detokenize.__name__ if protocol.detokenize else "wikitext"
+        given = {"callback": callback, "word_counts": words, "detokenizer": named}
+        results.append(case.scorer.score(texts, step.settings, **given))
+        sizes = [sum(len(text.encode("utf-8")) for text in own) for own in (texts, originals)]
+        for result in results[-1]:
+            per_byte = result.pop("bits_per_byte")  # of the prose, which no tool reports
+            del result["bits_per_character"]
+            if protocol.scores_each_text:  # the command line counts no bytes of joined texts
+                result["bits_per_original_byte"] = per_byte * sizes[0] / sizes[1]
+    for setting, *of_setting in zip(step.settings, *results):
+        yield from list_entries(cases, step, setting, of_setting)
+
+
+def list_entries(
+    cases: list[Case], step: Step, setting: Setting, results: list[dict]
+) -> list[dict]:
+    """List the averages of a setting's results; of equal ones, only the most common."""
+    layout, protocol = step.layout, setting.protocol
+    if step.detokenizes:
+        layout += ", detokenized" + (" by the tool" if protocol.detokenize else "")
+    of_all = {
+        **{"protocol": protocol.name, "layout": layout},
+        **{name: common([r[name] for r in results]) for name in FIELDS[1:4]},
+        **{"setting": setting, "commands": write_commands(cases, step, setting)},
+    }
+    averaged = [averages_of(result) for result in results]
+    weights = {name: weight_of_average(protocol.name, name) for name in averaged[0]}
+    entries: list[dict] = []
+    for average in sorted(weights, key=lambda name: -weights[name]):
+        values = [of_case.get(average, math.nan) for of_case in averaged]
+        is_new = not any(agree(values, entry["values"]) for entry in entries)
+        if is_new and all(0 < value < math.inf for value in values):
+            known = {"average": average, "values": values, "is_printed": weights[average] == 1}
+            entries.append(of_all | known | {"prior": step.settings[setting] * weights[average]})
+    return entries
+
+
+def common(values: list) -> object:
+    """Return the common value, or the list if values differ."""
+    return values[0] if all(value == values[0] for value in values) else values
+
+
+def agree(values: list[float], others: list[float], tolerance: float = 1e-9) -> bool:
+    return all(math.isclose(a, b, rel_tol=tolerance) for a, b in zip(values, others))
+
+
+def averages_of(result: dict) -> dict[str, float]:
+    """Return the values of a result that a paper could print."""
+    values = {}
+    for name, (key, convert, _) in priors.AVERAGES.items():
+        value = result.get(key)
+        if value is not None and (convert is None or 0 < value < math.inf):
+            values[name] = value if convert is None else convert(value)
+    if result["protocol"] in priors.COUNT_ALL_LABELS:
+        # `Trainer.evaluate` divides by all labels of a block in transformers from 4.57 until 2026,
+        # and still for models such as GPT-2, whose loss it does not recognise as shifted.
+        block = result["max_length"]
+        loss = math.log(result["perplexity"]) * (block - 1) / block
+        values |= {"trainer_nats_per_token": loss, "trainer_perplexity": math.exp(loss)}
+    return values
+
+
+def weight_of_average(protocol: str, average: str) -> float:
+    """Return the weight of an average for a protocol's tool; 1 if the tool prints it."""
+    if average in priors.PRINTED.get(protocol, ("perplexity",)):
+        return 1.0
+    if average.startswith("trainer_"):
+        return priors.OVER_ALL_LABELS
+    return priors.AVERAGES[average][2]
+
+
+def write_commands(cases: list[Case], step: Step, setting: Setting) -> list[str]:
+    """Return the command that repeats a setting, for each case."""
+    commands = []
+    for case in cases:
+        before, files, source = "", case.named, case.scorer.arguments
+        if step.layout != "as-is":
+            lay_out = ["python", "-m", "perplexity_sliding.cli.layouts", step.layout, *files]
+            before, files = f"{shlex.join(lay_out)} > laid-out.jsonl && ", ["laid-out.jsonl"]
+        dtype = source.get("dtype")
+        given = {
+            "--model": source.get("model_id"),
+            "--dtype": None if dtype is None else str(dtype).removeprefix("torch."),
+            "--protocol": setting.protocol.name,
+            "--max-length": setting.max_length,
+            "--stride": setting.stride,
+            "--add-start-token": {False: "false", "every": "every"}.get(setting.add_start_token),
+            "--detokenize": "wikitext" if step.detokenizes else None,
+            "--format": "json",
+        }
+        options = [str(part) for pair in given.items() if pair[1] is not None for part in pair]
+        commands.append(before + shlex.join(["python", "score.py", *files, *options]))
+    return commands
