@@ -8,14 +8,18 @@ ones (tests/llama_cpp/README.md tells how).
 
 import json
 import math
+import sys
 from pathlib import Path
 
-import evaluate
 import torch
 from peers import Harness, guide_loop, stock_metric
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from perplexity_sliding import compute  # noqa: E402
+
 MODEL = str(ROOT / "demo_model")
 PRINTED = ROOT / "tests" / "llama_cpp" / "printed.json"
 CONTEXT = 128
@@ -23,17 +27,13 @@ WINDOW = 64  # one that was recorded
 
 
 def main() -> None:
-    evaluate.logging.disable_progress_bar()
-    metric = evaluate.load(str(ROOT / "perplexity_sliding.py"))
     model = AutoModelForCausalLM.from_pretrained(MODEL).float().eval()
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     text = (ROOT / "samples" / "story.txt").read_text("utf-8").removesuffix("\n")
     short = [line for line in text.split("\n") if 0 < len(tokenizer(line).input_ids) < CONTEXT - 1]
 
     def ours(protocol: str, texts: list[str], **settings) -> dict:
-        return metric.compute(
-            predictions=texts, model=model, tokenizer=tokenizer, protocol=protocol, **settings
-        )
+        return compute(texts, model=model, tokenizer=tokenizer, protocol=protocol, **settings)
 
     harness = ours("lm-eval", [text])
     # As its wikitext task aggregates; `rolling` is the sum of the log-likelihoods.

@@ -1,90 +1,81 @@
-"""The workloads and their contenders: plain passes, this metric, and other tools."""
+"""The workloads of run.py and their contenders: bare forward passes, this metric, and other tools."""
 
 import importlib.util
 import sys
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-import evaluate
 import torch
 from peers import Harness, guide_loop, stock_metric
-from plain import PlainPasses
-from workloads import make_lines, make_model, make_text, make_tokenizer, read_lines
+from workloads import make_lines, make_model, make_text, make_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from perplexity_sliding import compute  # noqa: E402
 from perplexity_sliding.plan.windows import plan_windows  # noqa: E402
+from perplexity_sliding.protocols import PROTOCOLS  # noqa: E402
 
-OURS, PLAIN = "ours", "plain passes"
+OURS, PLAIN, TOGETHER = "ours", "plain passes", "together"
 # The stock metric pads every text to the longest one: at the full length of WikiText's lines it
 # would take most of the time of a run by itself.
 LINE_SCALE = 1 / 3
+# A window that is long enough for Megatron-LM's stride of 32 not to outweigh all other protocols.
+PROTOCOL_WINDOW = 256
 
 
-@dataclass(frozen=True)
-class Contender:
+class Contender(NamedTuple):
     """One way to run a workload.
 
     Attributes:
-        run: does it once, and returns the number it reports, if any.
+        run: does it once, and returns the number that it reports, if any.
         twin: gives this metric's number for the same windows.
-        own_weights: whether it loads the model for itself.
     """
 
-    run: Callable[[], float | None]
+    run: Callable[[], object]
     twin: Callable[[], float] | None = None
-    own_weights: bool = False
 
 
 @dataclass
 class Case:
-    """A workload and its contenders, which are timed in turns."""
+    """A workload and its contenders, which are timed in turns.
+
+    Attributes:
+        ratios: what is divided by what.
+    """
 
     name: str
     description: str
-    plain: PlainPasses
-    contenders: dict[str, Contender] = field(default_factory=dict)
+    contenders: dict[str, Contender]
+    ratios: list[tuple[str, str]]
 
 
 class Setup:
-    """A model, its tokenizer and the metric, in memory and on disk."""
+    """A model and its tokenizer, in memory and on disk."""
 
-    def __init__(self, shape: str):
-        self.shape = shape
+    def __init__(self, shape: str) -> None:
         self.model = make_model(shape)
         self.vocabulary = self.model.config.vocab_size
         self.context = self.model.config.n_positions
         self.tokenizer = make_tokenizer(self.vocabulary)
-        self.scratch = tempfile.TemporaryDirectory()
-        self.metric = evaluate.load(
-            str(ROOT / "perplexity_sliding.py"), cache_dir=self.scratch.name
-        )
         self.has_harness = importlib.util.find_spec("lm_eval") is not None
-
-    def folder(self) -> str:
-        """The folder of the saved model, for contenders that load it themselves."""
-        path = Path(self.scratch.name) / "model"
-        if not path.exists():
-            self.model.save_pretrained(path)
-            self.tokenizer.save_pretrained(path)
-        return str(path)
+        self._scratch = tempfile.TemporaryDirectory()
+        self.folder = self._scratch.name  # for contenders that load the model themselves
+        self.model.save_pretrained(self.folder)
+        self.tokenizer.save_pretrained(self.folder)
 
     def ours(self, texts: list[str], **arguments) -> dict:
-        return self.metric.compute(
-            predictions=texts, model=self.model, tokenizer=self.tokenizer, **arguments
-        )
+        return compute(texts, model=self.model, tokenizer=self.tokenizer, **arguments)
 
-    def plain(self, texts: list[str], stride: int) -> PlainPasses:
+    def plain(self, texts: list[str], stride: int) -> Contender:
         """Bare forward passes over the windows that this metric plans for the texts."""
-        windows = [
-            window
-            for text in texts
-            for window in plan_windows(len(text.split()), self.context, stride, "once")
-        ]
-        return PlainPasses(self.model, windows)
+        lengths = [len(text.split()) for text in texts]
+        windows = [w for n in lengths for w in plan_windows(n, self.context, stride, "once")]
+        return Contender(PlainPasses(self.model, windows))
 
     def harness(self, texts: list[str], batch_size: int) -> Contender:
         harness = Harness(self.model, self.tokenizer, batch_size)
@@ -92,16 +83,74 @@ class Setup:
             lambda: harness(texts), lambda: self.ours(texts, protocol="lm-eval")["total_nll"]
         )
 
+    def stock(self, texts: list[str]) -> Contender:
+        return Contender(
+            lambda: stock_metric(self.folder, self.tokenizer, texts),
+            lambda: self.ours(texts, protocol="stock")["mean_perplexity"],
+        )
+
+
+class PlainPasses:
+    """The lower bound of a plain execution: bare forward passes of a model over windows.
+
+    The body of the model over the tokens of every window, and the vocabulary product over the rows
+    that are scored: no loss, no texts, no bookkeeping.  Batches and blocks have the size that a
+    short search found fastest.
+    """
+
+    BATCH_TOKENS = (1, 512, 1024, 2048, 4096)  # 1 runs each window alone
+    BLOCK_ROWS = (64, 128, 256, 512, 1024)
+
+    def __init__(self, model, windows: Sequence) -> None:
+        self.body, self.head = model.base_model, model.get_output_embeddings().weight  # (V, D)
+        self.windows = sorted(windows, key=lambda window: -window.num_inputs)
+        self.settings: tuple[int, int] | None = None
+
+    def __call__(self) -> None:
+        if self.settings is None:
+            # evenly spaced windows that fill the largest batch
+            num_tokens = sum(window.num_inputs for window in self.windows)
+            some = self.windows[:: max(1, num_tokens // max(self.BATCH_TOKENS))]
+            tokens, _ = self._fastest(some, [(tokens, 128) for tokens in self.BATCH_TOKENS])
+            self.settings = self._fastest(some, [(tokens, rows) for rows in self.BLOCK_ROWS])
+        self.run(self.windows, *self.settings)
+
+    @torch.inference_mode()
+    def run(self, windows: Sequence, batch_tokens: int, block_rows: int) -> None:
+        batches: list[list] = []
+        for window in windows:
+            if batches and (len(batches[-1]) + 1) * batches[-1][0].num_inputs <= batch_tokens:
+                batches[-1].append(window)
+            else:
+                batches.append([window])
+        for batch in batches:
+            ids = torch.ones(len(batch), batch[0].num_inputs, dtype=torch.long)
+            hidden = self.body(ids, use_cache=False).last_hidden_state  # (B, T, D)
+            scored = [
+                row[window.num_inputs - window.num_targets : window.num_inputs]
+                for row, window in zip(hidden, batch)
+            ]
+            for rows in torch.cat(scored).split(block_rows):
+                torch.nn.functional.linear(rows, self.head)
+
+    def _fastest(self, windows: Sequence, settings: list[tuple]) -> tuple:
+        """Try settings in turns, so that other load on the machine affects all equally."""
+        seconds: list[list[float]] = [[] for _ in settings]
+        for _ in range(4):
+            for times, setting in zip(seconds, settings):
+                began = time.perf_counter()
+                self.run(windows, *setting)
+                times.append(time.perf_counter() - began)
+        return settings[min(range(len(settings)), key=lambda n: min(seconds[n]))]
+
 
 def long_text(setup: Setup, part: int, num_windows: int) -> Case:
     """One text of that many windows, at a stride of 1/`part` of the context."""
     stride = setup.context // part
     num_tokens = setup.context + (num_windows - 1) * stride
     text = make_text(num_tokens, setup.vocabulary)
-    label = "L" if part == 1 else f"L/{part}"
-    case = Case(f"one text, S = {label}", f"{num_tokens:,} tokens", setup.plain([text], stride))
-    case.contenders = {
-        PLAIN: Contender(case.plain),
+    contenders = {
+        PLAIN: setup.plain([text], stride),
         OURS: Contender(lambda: setup.ours([text], stride=stride)["perplexity"]),
         "guide": Contender(
             lambda: guide_loop(setup.model, setup.tokenizer, text, setup.context, stride),
@@ -109,98 +158,72 @@ def long_text(setup: Setup, part: int, num_windows: int) -> Case:
         ),
     }
     if part == 1 and setup.has_harness:
-        case.contenders["lm-eval"] = setup.harness([text], 1)
-    return case
+        contenders["lm-eval"] = setup.harness([text], 1)
+    label = "L" if part == 1 else f"L/{part}"
+    return beside_plain(f"one text, S = {label}", f"{num_tokens:,} tokens", contenders)
 
 
-def mixed_texts(setup: Setup, number: int, folder: str | None) -> Case:
+def mixed_texts(setup: Setup, number: int) -> Case:
     """Texts with the lengths of WikiText's lines, times `LINE_SCALE`."""
-    longest = setup.context - 1
-    if folder is None:
-        texts = make_lines(number, setup.vocabulary, LINE_SCALE, longest)
-    else:
-        texts = read_lines(folder, number, setup.vocabulary, LINE_SCALE, longest)
+    texts = make_lines(number, setup.vocabulary, LINE_SCALE, setup.context - 1)
     lengths = [len(text.split()) for text in texts]
-    case = Case(
-        "mixed lengths",
-        f"{number} texts, {sum(lengths):,} tokens, the longest {max(lengths)}",
-        setup.plain(texts, setup.context // 2),
-    )
-    case.contenders = {
-        PLAIN: Contender(case.plain),
+    contenders = {
+        PLAIN: setup.plain(texts, setup.context // 2),
         OURS: Contender(lambda: setup.ours(texts)["perplexity"]),
-        "stock": stock(setup, texts),
+        "stock": setup.stock(texts),
     }
     if setup.has_harness:
-        case.contenders["lm-eval"] = setup.harness(texts, 1)
-        case.contenders["lm-eval, batch 16"] = setup.harness(texts, 16)
-    return case
+        contenders["lm-eval"] = setup.harness(texts, 1)
+        contenders["lm-eval, batch 16"] = setup.harness(texts, 16)
+    described = f"{number} texts, {sum(lengths):,} tokens, the longest {max(lengths)}"
+    return beside_plain("mixed lengths", described, contenders)
 
 
 def repeated_calls(setup: Setup, times: int, number: int) -> Case:
     """A few short texts in repeated calls: the fixed cost of a call."""
     texts = make_lines(number, setup.vocabulary, LINE_SCALE, setup.context - 1)
-    case = Case(
-        "repeated calls", f"{times} calls of {number} texts", setup.plain(texts, setup.context // 2)
-    )
-    folder = setup.folder()
-    case.contenders = {
-        PLAIN: Contender(case.plain),
+    contenders = {
+        PLAIN: setup.plain(texts, setup.context // 2),
         OURS: Contender(lambda: setup.ours(texts)["perplexity"]),
-        "ours, by name": Contender(
-            lambda: setup.metric.compute(predictions=texts, model_id=folder, device="cpu")[
-                "perplexity"
-            ],
-            lambda: setup.ours(texts)["perplexity"],
-            own_weights=True,
-        ),
-        "stock": stock(setup, texts),
+        "stock": setup.stock(texts),
     }
-    for name, contender in case.contenders.items():
-        case.contenders[name] = replace(contender, run=repeat(contender.run, times))
-    return case
+
+    def repeat(contender: Contender) -> Contender:
+        return contender._replace(run=lambda: [contender.run() for _ in range(times)][-1])
+
+    contenders = {name: repeat(contender) for name, contender in contenders.items()}
+    return beside_plain("repeated calls", f"{times} calls of {number} texts", contenders)
 
 
-def stock(setup: Setup, texts: list[str]) -> Contender:
-    folder = setup.folder()
-    return Contender(
-        lambda: stock_metric(folder, setup.tokenizer, texts),
-        lambda: setup.ours(texts, protocol="stock")["mean_perplexity"],
-        own_weights=True,
-    )
+def beside_plain(name: str, description: str, contenders: dict[str, Contender]) -> Case:
+    others = [other for other in contenders if other not in (OURS, PLAIN)]
+    return Case(name, description, contenders, [(OURS, PLAIN), *((n, OURS) for n in others)])
 
 
-def repeat(run: Callable[[], float | None], times: int) -> Callable[[], float | None]:
-    return lambda: [run() for _ in range(times)][-1]
-
-
-def large_batch(setup: Setup) -> Case:
-    """Sixteen full windows in a batch, for the memory of their logits."""
-    text = make_text(16 * setup.context, setup.vocabulary)
-    ids = torch.randint(setup.vocabulary, (16, setup.context))
-    case = Case("a batch of 16 windows", "", setup.plain([text], setup.context))
-
-    def ours(**arguments):
-        return Contender(lambda: setup.ours([text], stride=setup.context, **arguments)["total_nll"])
-
-    def full_logits():
-        with torch.no_grad():
-            setup.model(ids).logits  # noqa: B018
-
-    case.contenders = {
-        OURS: ours(),
-        "ours, logits_memory=2**26": ours(logits_memory=2**26),
-        "full logits": Contender(full_logits),
+def several_strides(setup: Setup, num_windows: int) -> Case:
+    """Strides of L, L/2, L/4 and L/8 over a text of that many windows at L/8."""
+    strides = [setup.context // part for part in (1, 2, 4, 8)]
+    text = make_text(setup.context + (num_windows - 1) * strides[-1], setup.vocabulary)
+    contenders = {
+        TOGETHER: Contender(lambda: setup.ours([text], stride=strides)),
+        "the finest alone": Contender(lambda: setup.ours([text], stride=strides[-1])),
+        "one by one": Contender(lambda: [setup.ours([text], stride=s) for s in strides]),
     }
-    return case
+    ratios = [(TOGETHER, "the finest alone"), (TOGETHER, "one by one")]
+    return Case("strides L, L/2, L/4, L/8", "", contenders, ratios)
 
 
-def timed_cases(setup: Setup, tiny: bool, folder: str | None) -> list[Case]:
-    """All timed workloads; `tiny` ones only check that everything works."""
-    return [
-        long_text(setup, 1, 5),
-        long_text(setup, 2, 12),
-        long_text(setup, 8, 12),
-        mixed_texts(setup, 12 if tiny else 200, folder),
-        repeated_calls(setup, 2 if tiny else 3, 4 if tiny else 16),
-    ]
+def all_protocols(setup: Setup, num_tokens: int) -> Case:
+    """Every protocol over one text."""
+    text, length = make_text(num_tokens, setup.vocabulary), min(PROTOCOL_WINDOW, setup.context)
+    names = [n for n, row in PROTOCOLS.items() if "max_length" in row.supported_arguments]
+
+    def ours(protocol: str | list[str]) -> dict:
+        return setup.ours([text], protocol=protocol, max_length=length)
+
+    contenders = {
+        TOGETHER: Contender(lambda: ours(names)),
+        "one by one": Contender(lambda: [ours(name) for name in names]),
+    }
+    name = f"all {len(names)} protocols, L = {length}"
+    return Case(name, "", contenders, [(TOGETHER, "one by one")])

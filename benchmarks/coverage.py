@@ -11,46 +11,29 @@ known to half a per cent.
 
 import argparse
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from scipy.signal import lfilter
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from perplexity_sliding.results.uncertainty import Blocks, Clusters, estimate_ratio
+from perplexity_sliding.results.uncertainty import Blocks, estimate_ratio
 
 MEAN, EFFECT, NOISE, CORRELATION = 3.0, 0.25, 2.5, 0.3
 WINDOW = 256
-
-Lengths = Callable[[np.random.Generator], np.ndarray]
-
-
-def equal(number: int, length: int) -> Lengths:
-    return lambda generator: np.full(number, length)
-
-
-def unequal(number: int, spread: float = 1.0) -> Lengths:
-    """Draw log-normal lengths around 500 tokens; with a spread of 1 the longest of 12 is a third."""
-    return lambda generator: 20 + np.exp(generator.normal(np.log(500), spread, number)).astype(int)
-
-
-def one_long(number: int) -> Lengths:
-    return lambda generator: np.array([4000, *[40] * (number - 1)])
-
-
-SCENARIOS: dict[str, Lengths] = {
-    "one of 4,000 tokens": equal(1, 4000),
-    "three of 1,500": equal(3, 1500),
-    "nine of 1,000": equal(9, 1000),
-    "ten of 1,000": equal(10, 1000),
-    "ten of log-normal lengths": unequal(10),
-    "twelve of log-normal lengths": unequal(12),
-    "twelve, more unequal (spread 1.5)": unequal(12, 1.5),
-    "thirty of 1,000": equal(30, 1000),
-    "thirty of log-normal lengths": unequal(30),
-    "a hundred of log-normal lengths": unequal(100),
-    "one of 4,000 and thirty of 40": one_long(31),
+# Lengths of the texts, or their number and the spread of their log-normal lengths around 500 tokens;
+# with a spread of 1 the longest of twelve is a third.
+SCENARIOS: dict[str, list[int] | tuple[int, float]] = {
+    "one of 4,000 tokens": [4000],
+    "three of 1,500": [1500] * 3,
+    "four of 1,000": [1000] * 4,
+    "nine of 1,000": [1000] * 9,
+    "ten of 1,000": [1000] * 10,
+    "twelve of log-normal lengths": (12, 1.0),
+    "twelve, more unequal (spread 1.5)": (12, 1.5),
+    "thirty of log-normal lengths": (30, 1.0),
+    "a hundred of log-normal lengths": (100, 1.0),
+    "one of 4,000 and thirty of 40": [4000] + [40] * 30,
 }
 
 
@@ -62,61 +45,44 @@ def draw(generator: np.random.Generator, lengths: np.ndarray) -> tuple[np.ndarra
     return np.repeat(difficulty, lengths) + NOISE * noise, difficulty
 
 
-def cluster(lengths: np.ndarray, nlls: np.ndarray) -> Clusters:
-    """Split a corpus into clusters that are assumed to be independent, like the metric."""
-    texts = np.repeat(np.arange(len(lengths)), lengths)
-    positions = np.arange(len(nlls)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    return Blocks.of(lengths, texts, positions, [np.ones_like(nlls), nlls]).clusters(WINDOW)
-
-
-def simulate(draw_lengths: Lengths, corpora: int, seed: int = 0) -> dict[str, float]:
-    """Measure the frequency and the coverage of each kind of interval, in per cent.
+def simulate(scenario: list[int] | tuple[int, float], corpora: int) -> list[str]:
+    """Measure how many intervals are over texts, and the coverage of each kind.
 
     Returns:
-        "over texts": share of corpora whose interval is over texts; "within", of those within;
-        "held, over texts" and "held, within": how many of these hold what they speak of; "others":
-        how many of those within hold the mean of other texts too.
+        cells of a row; a kind of interval that no corpus had is empty.
     """
-    generator = np.random.default_rng(seed)
-    rows = []
+    generator, rows = np.random.default_rng(0), []
     for _ in range(corpora):
-        lengths = draw_lengths(generator)
+        lengths = np.array(scenario)
+        if isinstance(scenario, tuple):
+            number, spread = scenario
+            lengths = 20 + np.exp(generator.normal(np.log(500), spread, number)).astype(int)
         nlls, difficulty = draw(generator, lengths)
-        clusters = cluster(lengths, nlls)
+        texts = np.repeat(np.arange(len(lengths)), lengths)
+        positions = np.arange(len(nlls)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        blocks = Blocks.of(lengths, texts, positions, [np.ones_like(nlls), nlls])
+        clusters = blocks.clusters(WINDOW)
         tokens, sums = clusters.sums.T
         low, high = estimate_ratio(sums, tokens).interval
         own = np.average(difficulty, weights=lengths)
         rows.append((clusters.are_texts, low <= MEAN <= high, low <= own <= high))
     over, holds_others, holds_own = np.array(rows).T
-    return {
-        "over texts": 100 * over.mean(),
-        "within": 100 * (~over).mean(),
-        "held, over texts": 100 * holds_others[over].mean() if over.any() else np.nan,
-        "held, within": 100 * holds_own[~over].mean() if not over.all() else np.nan,
-        "others": 100 * holds_others[~over].mean() if not over.all() else np.nan,
-    }
-
-
-def row(name: str, result: dict[str, float]) -> str:
-    """Write a row of the table; a kind of interval that no corpus had is empty."""
-
-    def cell(kind: str, *keys: str) -> list[str]:
-        return [f"{result[key]:.0f} %" if result[kind] else "" for key in keys]
-
-    cells = cell("over texts", "over texts", "held, over texts")
-    return " | ".join([f"| {name}", *cells, *cell("within", "held, within", "others")]) + " |"
+    over_texts = [over, holds_others[over]] if over.any() else []
+    within = [holds_own[~over], holds_others[~over]] if not over.all() else []
+    cells = [[f"{100 * values.mean():.0f} %" for values in kind] for kind in (over_texts, within)]
+    return [text for kind in cells for text in kind or ["", ""]]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--corpora", type=int, default=2000)
-    arguments = parser.parse_args()
+    corpora = parser.parse_args().corpora
     print(
-        "| texts | with an interval over texts | its coverage | within: coverage of these texts | of other texts |"
+        "| texts | with an interval over texts | its coverage | within: coverage of these texts "
+        "| of other texts |\n| --- | --- | --- | --- | --- |"
     )
-    print("| --- | --- | --- | --- | --- |")
-    for name, draw_lengths in SCENARIOS.items():
-        print(row(name, simulate(draw_lengths, arguments.corpora)), flush=True)
+    for name, scenario in SCENARIOS.items():
+        print(f"| {' | '.join([name, *simulate(scenario, corpora)])} |", flush=True)
 
 
 if __name__ == "__main__":

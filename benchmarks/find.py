@@ -1,20 +1,15 @@
-"""Measure how often `find` identifies the tool of a figure.
+"""Measure how often `find` identifies the tool of a figure; prints the table of docs/find.md.
 
-    python benchmarks/find.py                                  # three small models, four texts
+    python benchmarks/find.py                                  # the bundled model, three samples
     python benchmarks/find.py --model NAME wiki.test.raw ...   # a model and texts of your own
 
 Each figure is produced by the tool itself where Python can call it (lm-evaluation-harness and its
 WikiText task, transformers' Trainer, the guide's loop), and otherwise by a loop written from its source
-(tests/reference.py), with the digits that the tool prints and with the two decimals of papers.  Two of
-the three models are trained here, for some seconds, on a text that is not searched.
-
-Prints a table of docs/find.md; --cases prints a line for each figure too.
+(tests/reference.py), with the digits that the tool prints and with the two decimals of papers.
 """
 
 import argparse
-import json
 import math
-import os
 import re
 import sys
 import tempfile
@@ -25,7 +20,6 @@ from typing import NamedTuple
 
 import torch
 import transformers
-from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
@@ -34,12 +28,8 @@ import reference  # noqa: E402
 from peers import Harness  # noqa: E402
 
 from perplexity_sliding import find  # noqa: E402
-from perplexity_sliding.finding import find as search  # noqa: E402
-from perplexity_sliding.finding.candidates import Scorer  # noqa: E402
-from perplexity_sliding.finding.wikitext import tokenize  # noqa: E402
 
-START = "<|endoftext|>"
-SAMPLES = ("technical.txt", "list.txt", "deutsch.txt")
+SAMPLES = [str(ROOT / "samples" / name) for name in ("technical.txt", "list.txt", "deutsch.txt")]
 OUTCOMES = ("first", "tied", "later", "missed", "wrong")
 
 
@@ -225,81 +215,6 @@ def is_wikitext(text: str) -> bool:
     return re.search(r" @[-,.]@ ", text) is not None
 
 
-# --- models and texts -----------------------------------------------------------------------------
-
-
-def bundled() -> tuple:
-    folder = str(ROOT / "demo_model")
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    return model.eval(), transformers.AutoTokenizer.from_pretrained(folder)
-
-
-def make_tokenizer(text: str, vocabulary: int, adds_start: bool):
-    """Train a byte-level BPE tokenizer."""
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary, special_tokens=[START, "<s>"], initial_alphabet=alphabet
-    )
-    backend.train_from_iterator([text], trainer)
-    start = "<s>" if adds_start else START
-    if adds_start:
-        backend.post_processor = processors.TemplateProcessing(
-            single="<s> $A", special_tokens=[("<s>", 1)]
-        )
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=backend, bos_token=start, eos_token=START, pad_token=START
-    )
-
-
-def train(model, tokenizer, text: str, steps: int):
-    """Train a model for some seconds, until context helps."""
-    ids = torch.tensor(tokenizer(text, verbose=False).input_ids)
-    length = model.config.max_position_embeddings
-    generator = torch.Generator().manual_seed(0)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    model.train()
-    for _ in range(steps):
-        begins = torch.randint(0, len(ids) - length, (2,), generator=generator).tolist()
-        batch = torch.stack([ids[begin : begin + length] for begin in begins])
-        model(batch, labels=batch).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return model.eval(), tokenizer
-
-
-def trained_gpt2(text: str) -> tuple:
-    """A GPT-2 of 1,024 positions, whose start token is its end token and not added."""
-    tokenizer = make_tokenizer(text, 1000, adds_start=False)
-    sizes = {"n_positions": 1024, "n_embd": 64, "n_layer": 2, "n_head": 4}
-    ids = {"bos_token_id": 0, "eos_token_id": 0}
-    torch.manual_seed(0)
-    config = transformers.GPT2Config(vocab_size=len(tokenizer), **sizes, **ids)
-    return train(transformers.GPT2LMHeadModel(config), tokenizer, text, 150)
-
-
-def trained_llama(text: str) -> tuple:
-    """A Llama of 512 positions over bytes, whose tokenizer adds a start token."""
-    tokenizer = make_tokenizer(text, 258, adds_start=True)
-    sizes = {"max_position_embeddings": 512, "hidden_size": 64, "intermediate_size": 128}
-    layers = {"num_hidden_layers": 2, "num_attention_heads": 4}
-    ids = {"bos_token_id": 1, "eos_token_id": 0}
-    torch.manual_seed(1)
-    config = transformers.LlamaConfig(vocab_size=len(tokenizer), **sizes, **layers, **ids)
-    return train(transformers.LlamaForCausalLM(config), tokenizer, text, 250)
-
-
-def loaded(name: str) -> tuple:
-    model = transformers.AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
-    return model.eval(), transformers.AutoTokenizer.from_pretrained(name)
-
-
-def sample_texts() -> dict[str, str]:
-    texts = {name: (ROOT / "samples" / name).read_text("utf-8") for name in SAMPLES}
-    return texts | {"technical.txt as WikiText": tokenize(texts["technical.txt"])}
-
-
 # --- the outcomes ---------------------------------------------------------------------------------
 
 
@@ -319,83 +234,31 @@ def outcome(case: Case, matches: list[dict]) -> str:
     return "wrong"
 
 
-def remember() -> None:
-    """Plan and score the passes of a text once for all of its figures."""
-    list_steps, steps = search.list_steps, {}
-    score, known = Scorer.score, {}
-
-    def remembered_steps(cases: list) -> list:
-        key = repr([(id(case.scorer.arguments["model"]), case.texts) for case in cases])
-        if key not in steps:
-            steps[key] = list_steps(cases)
-        return steps[key]
-
-    def remembered(self, texts: list[str], settings: dict, **others) -> list[dict]:
-        key = (id(self.arguments["model"]), repr((texts, list(settings), others)))
-        if key not in known:
-            known[key] = score(self, texts, settings, **others)
-        return [dict(result) for result in known[key]]
-
-    Scorer.score = remembered
-    search.list_steps = remembered_steps
-
-
-def main(argv: list[str] | None = None) -> None:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("texts", nargs="*", metavar="TEXT", help="files instead of the samples")
-    parser.add_argument("--model", help="a name or folder instead of the three models")
-    parser.add_argument("--cases", action="store_true", help="print a line for each figure too")
-    arguments = parser.parse_args(argv)
+    parser.add_argument("texts", nargs="*", help="files", default=SAMPLES)
+    parser.add_argument("--model", help="a name or folder", default=str(ROOT / "demo_model"))
+    arguments = parser.parse_args()
     transformers.logging.set_verbosity_error()
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count())))
-    story = (ROOT / "samples" / "story.txt").read_text("utf-8")
-    makers = {
-        "bundled, L=128": bundled,
-        "GPT-2, L=1024": lambda: trained_gpt2(story),
-        "Llama, bytes, L=512": lambda: trained_llama(story),
-    }
-    if arguments.model:
-        makers = {arguments.model: lambda: loaded(arguments.model)}
-    texts = {name: Path(name).read_text("utf-8") for name in arguments.texts} or sample_texts()
-    remember()
-    counted: dict[tuple[str, str], Counter] = {}
-    for label, make in makers.items():
-        model, tokenizer = make()
-        for name, text in texts.items():
-            subject = Subject(model, tokenizer, text)
-            with torch.inference_mode():
-                cases = [case for tool in TOOLS for case in tool(subject)]
-            for case in cases:
-                for digits, figure in ("as printed", case.printed), ("papers", f"{case.value:.2f}"):
-                    result = find(figure, [text], model=model, tokenizer=tokenizer)
-                    found = outcome(case, result["matches"])
-                    counted.setdefault((label, digits), Counter())[found] += 1
-                    if arguments.cases:
-                        report(label, name, case, figure, found, result)
-    print_table(counted)
-
-
-def report(label: str, name: str, case: Case, figure: str, found: str, result: dict) -> None:
-    keys = ("protocol", "max_length", "stride", "add_start_token", "layout", "average")
-    first = [str(result["matches"][0][key]) for key in keys] if result["matches"] else []
-    line = {
-        **{"model": label, "text": name, "tool": case.tool, "figure": figure, "found": found},
-        **{"matches": len(result["matches"]), "first": " ".join(first)},
-        **{"by chance": round(result["expected_by_chance"], 3), "left": len(result["not_tried"])},
-    }
-    print(json.dumps(line), flush=True)
-
-
-def print_table(counted: dict[tuple[str, str], Counter]) -> None:
-    """Print the counts as Markdown."""
-    print(f"| model | digits | figures | {' | '.join(OUTCOMES)} |")
-    print("| --- | --- |" + " --- |" * (len(OUTCOMES) + 1))
-    for digits in ("as printed", "papers"):
-        counted["all", digits] = sum(
-            (c for key, c in counted.items() if key[1] == digits), Counter()
-        )
-    for (label, digits), counts in counted.items():
-        cells = [label, digits, counts.total(), *(counts[name] for name in OUTCOMES)]
+    model = transformers.AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(arguments.model)
+    counted = {digits: Counter() for digits in ("as printed", "papers")}
+    for name in arguments.texts:
+        text = Path(name).read_text("utf-8")
+        with torch.inference_mode():
+            subject = Subject(model.eval(), tokenizer, text)
+            cases = [case for tool in TOOLS for case in tool(subject)]
+        for case in cases:
+            for digits, figure in zip(counted, (case.printed, f"{case.value:.2f}")):
+                result = find(figure, [text], model=model, tokenizer=tokenizer)
+                found = outcome(case, result["matches"])
+                counted[digits][found] += 1
+                if found in ("missed", "wrong"):
+                    print(f"{found}: {case.tool} of {name}, {figure}", file=sys.stderr)
+    print(f"| digits | figures | {' | '.join(OUTCOMES)} |")
+    print("| --- | --- |" + " --- |" * len(OUTCOMES))
+    for digits, counts in counted.items():
+        cells = [digits, counts.total(), *(counts[name] for name in OUTCOMES)]
         print(f"| {' | '.join(map(str, cells))} |")
 
 

@@ -77,19 +77,11 @@ class Harness:
 
     def __call__(self, texts: list[str]) -> float:
         """The total negative log-likelihood of the texts in nats, by `loglikelihood_rolling`."""
-        return -math.fsum(self._ask("loglikelihood_rolling", [(text,) for text in texts]))
-
-    def after_context(self, context: str, texts: list[str]) -> float:
-        """The same of texts after a context, by `loglikelihood`."""
-        answers = self._ask("loglikelihood", [(context, text) for text in texts])
-        return -math.fsum(nll for nll, _ in answers)
-
-    def _ask(self, kind: str, arguments: list[tuple]) -> list:
         from lm_eval.api.instance import Instance
 
-        requests = [Instance(kind, {}, of_text, 0) for of_text in arguments]
+        requests = [Instance("loglikelihood_rolling", {}, (text,), 0) for text in texts]
         with _silence():
-            return getattr(self.model, kind)(requests, disable_tqdm=True)
+            return -math.fsum(self.model.loglikelihood_rolling(requests, disable_tqdm=True))
 
 
 @contextlib.contextmanager

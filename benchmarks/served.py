@@ -1,63 +1,37 @@
-"""Compare a vLLM server with transformers, and measure the cost of its requests.
+"""Measure the cost of a server's requests: alone, by this metric, and by lm-evaluation-harness.
 
     python -m vllm.entrypoints.openai.api_server --model demo_model --dtype float32 \
         --max-model-len 64 --enforce-eager --port 8011 &
     python benchmarks/served.py http://127.0.0.1:8011/v1
-    python benchmarks/served.py live     # a vllm.LLM in this process
 
-Prints how far every protocol is from transformers, and, for a server, the time of the same requests
-sent and not read, of the metric, and of lm-evaluation-harness's local-completions, in turns.
+Needs `pip install lm_eval[api]`.
 """
 
 import argparse
 import json
 import math
+import statistics
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest import mock
 
-import evaluate
 import httpx
-import torch
-from measure import ratio, spread, time_in_turns
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from perplexity_sliding import PerplexitySliding
-from perplexity_sliding.engines.server import Server, ServerSettings
-from perplexity_sliding.protocols import PROTOCOLS
+from measure import ratio, time_in_turns
+from transformers import AutoTokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+from perplexity_sliding import PerplexitySliding  # noqa: E402
+from perplexity_sliding.engines.server import Server, ServerSettings  # noqa: E402
+
 DEMO = str(ROOT / "demo_model")
 IN_FLIGHT = ServerSettings().requests_in_flight
-# Windows that vLLM reads whole: one place is the answer's.  lm-eval leaves out another.
-LENGTH, OF_LM_EVAL = 63, 62
-REPETITIONS = 5
-
-
-def open_engine(where: str) -> dict[str, object]:
-    """Return the arguments that select the model."""
-    if where != "live":
-        return {"model_id": where}
-    from vllm import LLM
-
-    return {"model": LLM(model=DEMO, dtype="float32", max_model_len=LENGTH + 1, enforce_eager=True)}
-
-
-def print_protocols(metric, texts: list[str], engine: dict, tokenizer: object) -> None:
-    """Print the differences of the perplexities from those of transformers."""
-    model = AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32).eval()
-    print("| protocol | transformers | vLLM | relative difference |\n| --- | --- | --- | --- |")
-    full = {"protocol": "sliding", "max_length": LENGTH + 1}
-    settings = [{"protocol": name, "max_length": LENGTH} for name in PROTOCOLS]
-    for setting in [full, *settings]:
-        arguments = {"predictions": texts, "tokenizer": tokenizer} | setting
-        expected = metric.compute(model=model, **arguments)["perplexity"]
-        found = metric.compute(**engine, **arguments)["perplexity"]
-        name = f"`{setting['protocol']}`, windows of {setting['max_length']}"
-        print(f"| {name} | {expected:.6f} | {found:.6f} | {abs(found / expected - 1):.0e} |")
+LENGTH = (
+    64  # tokens of the server's window: one place is the answer's, and lm-eval leaves out another
+)
+ALONE, REPETITIONS = "the requests alone", 5
 
 
 def recorded(run) -> list[tuple[str, bytes]]:
@@ -95,7 +69,7 @@ def harness(address: str, texts: list[str], name: str):
         model=name,
         tokenizer=DEMO,
         tokenizer_backend="huggingface",
-        max_length=LENGTH + 1,
+        max_length=LENGTH,
         batch_size=16,
         num_concurrent=IN_FLIGHT,
     )
@@ -103,51 +77,33 @@ def harness(address: str, texts: list[str], name: str):
     return lambda: -math.fsum(model.loglikelihood_rolling(asked, disable_tqdm=True))
 
 
-def print_times(metric, texts: list[str], address: str, tokenizer: object) -> None:
+def print_times(texts: list[str], address: str, repetitions: int = REPETITIONS) -> None:
     """Print tokens per second, and times relative to the requests alone."""
+    metric, tokenizer = PerplexitySliding(), AutoTokenizer.from_pretrained(DEMO)
+    arguments = {"model_id": address, "tokenizer": tokenizer, "max_length": LENGTH - 2}
 
     def ours() -> dict:
-        return metric.compute(
-            predictions=texts,
-            model_id=address,
-            tokenizer=tokenizer,
-            protocol="lm-eval",
-            max_length=OF_LM_EVAL,
-        )
+        return metric.compute(predictions=texts, protocol="lm-eval", **arguments)
 
     result = ours()  # the server is tried once
     requests = recorded(ours)
     name = httpx.get(f"{address}/models").json()["data"][0]["id"]
     by_lm_eval = harness(address, texts, name)
     print(f"total nll: {result['total_nll']:.4f}; by local-completions {by_lm_eval():.4f}")
-    runs = {
-        "the requests alone": lambda: post_all(requests),
-        "ours": ours,
-        "local-completions": by_lm_eval,
-    }
+    runs = {ALONE: lambda: post_all(requests), "ours": ours, "local-completions": by_lm_eval}
     with mock.patch("measure.now", time.perf_counter):  # the server's time counts
-        seconds = time_in_turns(runs, REPETITIONS)
+        seconds = time_in_turns(runs, repetitions)
     for contender, times in seconds.items():
-        speed = spread([result["num_forward_tokens"] / t for t in times])
-        beside = ratio(seconds, [contender], ["the requests alone"])
+        speed = statistics.median(result["num_forward_tokens"] / t for t in times)
+        beside = ratio(seconds, [contender], [ALONE])
         print(
-            f"{contender}: {speed['median']:,.0f} tokens a second; {beside['median']:.2f} "
+            f"{contender}: {speed:,.0f} tokens a second; {beside['median']:.2f} "
             f"({beside['low']:.2f} to {beside['high']:.2f}) of the time of the requests alone"
         )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("where", help='the address of the server, or "live"')
-    where = parser.parse_args().where
-    evaluate.logging.disable_progress_bar()
-    metric, tokenizer = PerplexitySliding(), AutoTokenizer.from_pretrained(DEMO)
-    texts = [(ROOT / "samples" / f"{name}.txt").read_text("utf-8") for name in ("story", "note")]
-    print_protocols(metric, texts, open_engine(where), tokenizer)
-    if where != "live":
-        texts = [path.read_text("utf-8") for path in sorted((ROOT / "samples").glob("*.txt"))]
-        print_times(metric, texts, where, tokenizer)
-
-
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("address")
+    paths = sorted((ROOT / "samples").glob("*.txt"))
+    print_times([path.read_text("utf-8") for path in paths], parser.parse_args().address)

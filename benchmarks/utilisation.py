@@ -9,16 +9,18 @@ pairs of a query and a key that it may see.
 """
 
 import argparse
-import tempfile
+import sys
 import time
+from pathlib import Path
 
-import evaluate
 import torch
 import transformers
-from cases import ROOT
 from workloads import make_text, make_tokenizer
 
-SHAPES = {  # of Llama's configuration: sizes of Qwen2.5 1.5B, of Llama 3.2 1B, and for a test
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from perplexity_sliding import compute
+
+SHAPES = {  # of Llama's configuration: sizes of Qwen2.5 1.5B, and for a test
     "1.5b": {
         "hidden_size": 1536,
         "intermediate_size": 8960,
@@ -26,14 +28,6 @@ SHAPES = {  # of Llama's configuration: sizes of Qwen2.5 1.5B, of Llama 3.2 1B, 
         "num_attention_heads": 12,
         "num_key_value_heads": 2,
         "vocab_size": 151_936,
-    },
-    "1b": {
-        "hidden_size": 2048,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "vocab_size": 128_256,
     },
     "tiny": {
         "hidden_size": 32,
@@ -59,13 +53,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--matrix-size", type=int, default=8192)
     options = parser.parse_args(arguments)
-    evaluate.logging.disable_progress_bar()
     device = torch.device(options.device)
     model = make_llama(options.shape, options.length, device)
     rate = matrix_rate(device, options.matrix_size, options.repetitions)
-    with tempfile.TemporaryDirectory() as cache:
-        metric = evaluate.load(str(ROOT / "perplexity_sliding.py"), cache_dir=cache)
-        seconds, result = time_metric(metric, model, options)
+    seconds, result = time_metric(model, options)
     share = operations(model, result, options.length) / seconds / rate
     print(f"{options.shape}, L = {options.length}, S = L/{options.part}: {share:.1%} of the rate")
     if device.type == "cuda":
@@ -93,7 +84,7 @@ def matrix_rate(device: torch.device, size: int, repetitions: int) -> float:
     return 2 * size**3 / best
 
 
-def time_metric(metric, model, options: argparse.Namespace) -> tuple[float, dict]:
+def time_metric(model, options: argparse.Namespace) -> tuple[float, dict]:
     """The best time of a call, and its result."""
     tokenizer = make_tokenizer(model.config.vocab_size)
     stride = options.length // options.part
@@ -101,19 +92,12 @@ def time_metric(metric, model, options: argparse.Namespace) -> tuple[float, dict
     text = make_text(num_tokens, model.config.vocab_size)
     results = []
 
-    def compute():
-        results.append(
-            metric.compute(
-                predictions=[text],
-                model=model,
-                tokenizer=tokenizer,
-                stride=stride,
-                batch_size=options.batch_size,
-            )
-        )
+    def ours() -> None:
+        settings = {"stride": stride, "batch_size": options.batch_size}
+        results.append(compute([text], model=model, tokenizer=tokenizer, **settings))
 
-    compute()  # warm-up
-    return min(timed(model.device, compute) for _ in range(options.repetitions)), results[-1]
+    ours()  # warm-up
+    return min(timed(model.device, ours) for _ in range(options.repetitions)), results[-1]
 
 
 def timed(device: torch.device, run) -> float:

@@ -6,19 +6,16 @@ does not depend on its words.
 
 import math
 import random
-from pathlib import Path
 
 import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 
 START = "<|endoftext|>"
 # Shapes of GPT-2's configuration; "gpt2" is its default.
 SHAPES = {
     "gpt2": {},
     "small": {"n_layer": 6, "n_embd": 384, "n_head": 6},
-    "small vocabulary": {"n_layer": 4, "n_embd": 256, "n_head": 4, "vocab_size": 4096},
     "narrow": {"n_layer": 12, "n_embd": 128, "n_head": 4, "vocab_size": 4096},
     "tiny": {"n_layer": 2, "n_embd": 32, "n_head": 2, "n_positions": 32, "vocab_size": 257},
     "large vocabulary": {"n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 128256},
@@ -63,51 +60,3 @@ def make_lines(number: int, vocabulary: int, scale: float, longest: int) -> list
             words = draw.randint(*HEADING_WORDS)
         lengths.append(max(2, min(longest, round(scale * min(words, LONGEST_LINE)))))
     return [make_text(length, vocabulary, seed) for seed, length in enumerate(lengths)]
-
-
-def read_lines(folder: str, number: int, vocabulary: int, scale: float, longest: int) -> list[str]:
-    """Texts with the lengths of the lines of a folder's files, times `scale`.
-
-    The lines are evenly spaced from the shortest to the longest of all, so that there is as much to
-    pad as in the whole.  Their words are replaced: those of the tokenizer here mean nothing.
-    """
-    files = sorted(path for path in Path(folder).iterdir() if path.is_file())
-    lines = (line for path in files for line in path.open(encoding="utf-8"))
-    lengths = sorted(len(line.split()) for line in lines if line.strip())
-    number = min(number, len(lengths))
-    chosen = [lengths[n * (len(lengths) - 1) // max(1, number - 1)] for n in range(number)]
-    random.Random(0).shuffle(chosen)
-    return [
-        make_text(max(2, min(longest, round(scale * length))), vocabulary, seed)
-        for seed, length in enumerate(chosen)
-    ]
-
-
-class FreeModel(torch.nn.Module):
-    """A causal model of almost no cost, to measure everything around a model.
-
-    Its parts are where other models have theirs; its forward is its own, so that all of it runs.
-    """
-
-    def __init__(self, vocabulary: int, context: int):
-        super().__init__()
-        self.config = transformers.PretrainedConfig(
-            vocab_size=vocabulary, max_position_embeddings=context
-        )
-        self.base_model = FreeBody(vocabulary)
-        self.head = torch.nn.Linear(1, vocabulary, bias=False)
-
-    def get_input_embeddings(self):
-        return self.base_model.embeddings
-
-    def forward(self, input_ids):
-        return CausalLMOutput(logits=self.head(self.base_model(input_ids).last_hidden_state))
-
-
-class FreeBody(torch.nn.Module):
-    def __init__(self, vocabulary: int):
-        super().__init__()
-        self.embeddings = torch.nn.Embedding(vocabulary, 1)
-
-    def forward(self, input_ids):
-        return BaseModelOutput(last_hidden_state=self.embeddings(input_ids))

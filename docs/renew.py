@@ -26,9 +26,10 @@ FIGURE = re.compile(
 LEFT_OUT = "..."
 BY_HAND = {
     "docs/screenshot.png, docs/window.gif": "python docs/screenshot.py",
-    "docs/protocols.md, the table of vLLM, and docs/served-models.md": "benchmarks/served.py",
-    "README.md, bfloat16": "benchmarks/half_precision.py",
-    "benchmarks/README.md": "benchmarks/long_contexts.py",
+    "docs/served-models.md": "benchmarks/served.py",
+    "docs/speed.md": "benchmarks/run.py, benchmarks/short_text.py, benchmarks/memory.py",
+    "docs/find.md": "benchmarks/find.py",
+    "docs/uncertainty.md": "benchmarks/coverage.py",
     "tests/word_peers.json": "python tests/word_peers.py",
     "sentences that draw a conclusion from a number": "read them",
 }

@@ -140,9 +140,8 @@ def test_a_part_must_fit_too(metric, tokenizer):
 @pytest.mark.skipif(sys.platform != "linux", reason="limits what a process may have")
 def test_within_a_budget_that_a_plain_pass_exceeds_several_times(root):
     """The limit is the system's: whatever asks for more gets none."""
-    pytest.importorskip("matplotlib", reason="the benchmarks need it")
-    script = root / "benchmarks" / "long_window.py"
-    sizes = ["--length=3072", "--width=128", "--budget=48", "--logits-memory=8"]
+    script = root / "benchmarks" / "memory.py"
+    sizes = ["window", "--length=3072", "--width=128", "--budget=48"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     run = subprocess.run(
         [sys.executable, str(script), *sizes, "--attention=eager"],
