@@ -3,9 +3,6 @@
 >>> from perplexity_sliding import PerplexitySliding, compute, __version__
 """
 
-import importlib.machinery
-import importlib.util
-import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -27,6 +24,7 @@ _HERE = Path(__file__).parent.resolve()
 _LAZY = {
     "compute": ".api",
     "PerplexityCallback": ".callback",
+    "PerplexitySliding": ".metric",
     "find": ".finding.find",
     "show": ".views.show",
     "to_frame": ".cli.frames",
@@ -43,29 +41,11 @@ def load(*args: object, **kwargs: object) -> object:
 def _metric_file() -> Path:
     """Return the file of the metric: in this folder once installed, beside it in a clone."""
     name = f"{__name__}.py"
-    return next(folder / name for folder in (_HERE, _HERE.parent) if (folder / name).exists())
-
-
-class _MetricFinder:
-    """Import the metric's module in a clone, where this package shadows it."""
-
-    @staticmethod
-    def find_spec(
-        name: str, path: object = None, target: object = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if name != _METRIC:
-            return None
-        return importlib.util.spec_from_file_location(name, _metric_file())
-
-
-_METRIC = f"{__name__}.{__name__}"
-sys.meta_path.append(_MetricFinder())
+    return next(folder / name for folder in (_HERE.parent, _HERE) if (folder / name).exists())
 
 
 def __getattr__(name: str) -> object:
     """Import a name on its first use."""
     if name in _LAZY:
         return getattr(import_module(_LAZY[name], __name__), name)
-    if name == "PerplexitySliding":
-        return import_module(_METRIC).PerplexitySliding
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

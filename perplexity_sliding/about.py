@@ -1,8 +1,4 @@
-"""Version, citation and import path of this package."""
-
-import hashlib
-import os
-from pathlib import Path
+"""Version and citation of this package."""
 
 VERSION = "0.2.0"
 
@@ -25,26 +21,3 @@ CITATION = """\
   year = {1977}
 }
 """.replace("{VERSION}", f"{{{VERSION}}}")
-
-
-def import_folder() -> str:
-    """Return a folder from which Python imports this package and nothing else.
-
-    The parent folder is unsuitable: in a clone it also contains app, score, tests and space, which
-    would shadow a user's modules.
-    """
-    from huggingface_hub.constants import HF_HOME
-
-    package = Path(__file__).parent.resolve()
-    name = hashlib.sha256(str(package).encode()).hexdigest()[:16]
-    # evaluate's folder for copies of metrics
-    modules = os.environ.get("HF_MODULES_CACHE", os.path.join(HF_HOME, "modules"))
-    folder = Path(modules, "perplexity-sliding", name)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / package.name).symlink_to(package, target_is_directory=True)
-    except FileExistsError:
-        pass
-    except OSError:  # links need privileges on Windows; the cache may be read-only
-        return str(package.parent)
-    return str(folder)

@@ -6,10 +6,7 @@ have nothing of this repository on their path.
 
 import os
 import pickle
-import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -140,13 +137,6 @@ if __name__ == "__main__":
     }))
 """
 
-UNPICKLE = """
-import pickle, sys
-with open(sys.argv[1], "rb") as file:
-    totals = pickle.load(file)
-print(sum([totals, totals]).result()["num_tokens"])
-"""
-
 
 def test_by_name_the_package_is_fetched_once_and_serves_offline(
     python, hub, home, files, root, tmp_path
@@ -156,7 +146,7 @@ def test_by_name_the_package_is_fetched_once_and_serves_offline(
     first = python.run(COMPUTE, tmp_path, [root / "tests"]).json
     assert first["perplexity"] == pytest.approx(80, rel=1e-6)
     assert first["num_tokens"] == 57
-    assert first["module"].startswith("evaluate_modules.")
+    assert first["module"] == "perplexity_sliding.metric"
     assert Path(first["package"]).parent.name == commit
     assert Path(first["package"]).is_relative_to(home / "hub" / "spaces--user--perplexity_sliding")
     # totals add up with those of the package, and in a process that this one starts
@@ -167,11 +157,6 @@ def test_by_name_the_package_is_fetched_once_and_serves_offline(
     package = {name for name in files if name.startswith("perplexity_sliding/")}
     assert package <= requested
     assert not requested & {"app.py", "score.py"}
-
-    # ... and in one that has never heard of the metric
-    command = [sys.executable, "-W", "error", "-c", UNPICKLE, str(tmp_path / "totals.pickle")]
-    done = subprocess.run(command, cwd="/", capture_output=True, text=True, check=True)
-    assert int(done.stdout) == 2 * 57
 
     hub.asked.clear()
     later = python.run(COMPUTE, tmp_path, [root / "tests"]).json
@@ -216,9 +201,7 @@ def test_a_revision_is_loaded_with_its_own_package(python, hub, files, tmp_path)
         new = load(revision=f"release-{VERSION}")
         assert new.get("mark") == "new", new
         refused = load(revision="release-0.1.9")["refused"]
-        (right,) = re.findall(r"Load (\S+) instead", refused)
-        instead = f"{REPORT}\nprint(json.dumps(load({right!r})))"
-        assert python.run(instead, tmp_path).json["mark"] == "old"
+        assert VERSION in refused and "version 0.1.9" in refused
 
 
 def test_an_incomplete_package_is_refused(python, hub, files, tmp_path):
@@ -233,17 +216,15 @@ def test_an_incomplete_package_is_refused(python, hub, files, tmp_path):
 
 @pytest.mark.parametrize("imported", [False, True])
 def test_a_space_beside_an_installed_package(python, hub, files, site, tmp_path, imported):
-    """The installed one serves where it is the same code; other code is refused."""
-    commit = hub.add_space("beside/perplexity_sliding", files)
+    """The installed one serves if it has the same version; another one is refused."""
+    hub.add_space("beside/perplexity_sliding", files)
     first = "import perplexity_sliding.api" if imported else ""
     source = f"{first}\n{REPORT}\nprint(json.dumps(load('beside/perplexity_sliding')))"
     assert python.run(source, tmp_path, [site]).json["package"] == str(site / "perplexity_sliding")
 
-    write(marked(files, "installed"), site)
-    shutil.move(site / FACE, site / "perplexity_sliding" / FACE)
+    write(marked(files, "installed", "0.1.0"), site)
     refused = python.run(source, tmp_path, [site]).json["refused"]
-    assert str(site / "perplexity_sliding") in refused
-    assert commit in refused
+    assert str(site / "perplexity_sliding") in refused and "version 0.1.0" in refused
 
 
 def test_an_installed_package_of_another_version_is_refused(python, files, site, tmp_path):
@@ -252,8 +233,8 @@ def test_an_installed_package_of_another_version_is_refused(python, files, site,
     write(marked(files, "installed", "0.1.0"), site)
     source = f"{REPORT}\nprint(json.dumps(load({str(clone / FACE)!r})))"
     refused = python.run(source, tmp_path, [site]).json["refused"]
-    assert f"{clone / 'perplexity_sliding'} (version {VERSION})" in refused
-    assert f"{site / 'perplexity_sliding'} (version 0.1.0)" in refused
+    assert f"has version {VERSION}" in refused
+    assert f"{site / 'perplexity_sliding'} has version 0.1.0" in refused
     # a file without a package beside it
     alone = tmp_path / "alone"
     alone.mkdir()
@@ -295,7 +276,9 @@ def test_an_installed_package_is_loaded_from_any_folder(python, site, tmp_path):
 # --- from a clone ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", ["./perplexity_sliding.py", "perplexity_sliding.py", "{}"])
+@pytest.mark.parametrize(
+    "path", ["./perplexity_sliding.py", "perplexity_sliding", "./perplexity_sliding/", "{}"]
+)
 def test_a_clone_is_loaded_with_its_package(python, files, tmp_path, path):
     """By a relative path in its folder, and by an absolute one from elsewhere."""
     clone = write(marked(files, "clone"), tmp_path / "clone")
@@ -313,21 +296,30 @@ def test_a_clone_of_the_metrics_name_is_loaded_by_its_folder(python, files, tmp_
     assert loaded["package"] == str(clone / "perplexity_sliding")
 
 
-def test_two_clones_are_never_mixed(python, files, tmp_path):
-    """Also where their metrics are equal files, of which evaluate imports one only."""
+def test_the_module_that_evaluate_imports_finds_the_package(python, files, tmp_path):
+    """As evaluate's own tests import it, without `load`."""
+    clone = write(marked(files, "clone", "7.7.7"), tmp_path / "clone")  # unlike other copies
+    source = f"""
+import importlib, json
+from evaluate.loading import evaluation_module_factory
+path = evaluation_module_factory({str(clone / FACE)!r}).module_path
+module = importlib.import_module(path)
+import perplexity_sliding.errors
+print(json.dumps([module.PerplexitySliding.__name__, perplexity_sliding.errors.MARK]))
+"""
+    assert python.run(source, tmp_path).json == ["PerplexitySliding", "clone"]
+
+
+def test_clones_of_other_versions_are_not_mixed(python, files, tmp_path):
+    """Those of one version may be equal metrics, of which evaluate imports one only."""
     one = write(marked(files, "one"), tmp_path / "one")
     other = write(marked(files, "other"), tmp_path / "other")
-    assert (one / FACE).read_bytes() == (other / FACE).read_bytes()
-    same = write(marked(files, "one"), tmp_path / "same")
     newer = write(marked(files, "newer", "9.9.9"), tmp_path / "newer")
-    clones = [str(folder / FACE) for folder in (one, other, one, same, newer)]
+    clones = [str(folder / FACE) for folder in (one, newer, one)]
     source = f"{REPORT}\nprint(json.dumps([load(path) for path in {clones}]))"
-    first, refused, again, equal, of_other_version = python.run(source, tmp_path).json
-    loaded = {"package": str(one / "perplexity_sliding"), "mark": "one"}
-    assert first == again == equal == loaded
-    for clone, outcome in ((other, refused), (newer, of_other_version)):
-        assert str(clone / "perplexity_sliding") in outcome["refused"]
-        assert str(one / "perplexity_sliding") in outcome["refused"]
+    first, refused, again = python.run(source, tmp_path).json
+    assert first == again == {"package": str(one / "perplexity_sliding"), "mark": "one"}
+    assert "9.9.9" in refused["refused"] and str(one / "perplexity_sliding") in refused["refused"]
     # one after the other
     for clone, mark in ((other, "other"), (one, "one"), (newer, "newer")):
         source = f"{REPORT}\nprint(json.dumps(load({str(clone / FACE)!r})))"
@@ -346,27 +338,6 @@ print(json.dumps([first, load({str(clone / FACE)!r})]))
     first, then = python.run(source, tmp_path).json
     assert first["package"] == str(clone / "perplexity_sliding")
     assert "9.9.9" in then["refused"] and VERSION in then["refused"]
-
-
-def test_modules_of_the_user_are_not_shadowed(python, files, tmp_path):
-    """app, score, tests and space stand beside the package in a clone."""
-    clone = write(files, tmp_path / "clone")
-    write({f"{name}/__init__.py": b"" for name in ("tests", "space")}, clone)
-    own = {
-        "late/app.py": b"",
-        "late/score.py": b"",
-        "late/tests/one.py": b"",
-        "late/space/two.py": b"",
-    }
-    user = write(own, tmp_path / "user")
-    source = f"""{REPORT}
-load({str(clone / FACE)!r})
-sys.path.append({str(user / "late")!r})  # after whatever the metric has added
-import app, score, tests.one, space.two
-print(json.dumps([module.__file__ for module in (app, score, tests.one, space.two)]))
-"""
-    found = python.run(source, tmp_path).json
-    assert found == [str(user / name) for name in own]
 
 
 def test_another_module_of_its_name_is_refused(python, files, tmp_path):

@@ -78,7 +78,6 @@ def harness_results(loglikelihoods, texts):
     octets = [(ll, len(text.encode("utf-8"))) for ll, text in zip(loglikelihoods, texts)]
     return {
         "word_perplexity": weighted_perplexity(words),
-        "byte_perplexity": weighted_perplexity(octets),
         "bits_per_byte": bits_per_byte(octets),
     }
 

@@ -50,6 +50,11 @@ def test_the_table_names_what_a_result_holds(results):
     assert set().union(*results) == keys_in("## Keys of a result")
 
 
+def test_a_result_begins_with_what_is_reported(results):
+    first = ["perplexity", "perplexity_interval", "interval_sample", "interval_scope"]
+    assert list(results[1])[:5] == [*first, "bits_per_byte"]
+
+
 def test_the_table_names_what_a_comparison_holds(results):
     came_out = [result["comparison"] for result in results if "comparison" in result]
     assert set().union(*came_out) == keys_in("### Keys of `comparison`")

@@ -7,6 +7,7 @@ import json
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -236,7 +237,8 @@ def test_a_fresh_process_loads_a_pickle(loaded, measure, gpt2, tokenizer, tmp_pa
             "print(repr(sum([totals, totals]).result()['total_nll']))"
         )
         command = [sys.executable, "-W", "error", "-c", program, str(path)]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True)
+        root = Path(__file__).parent.parent  # or wherever Python finds the package
+        done = subprocess.run(command, capture_output=True, text=True, cwd=root, check=True)
         assert float(done.stdout) == pytest.approx(2 * result["total_nll"], rel=1e-12)
 
 

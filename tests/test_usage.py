@@ -327,6 +327,41 @@ class WordCount(evaluate.Metric):
         return {"words": sum(len(text.split()) for text in predictions)}
 
 
+def test_references_are_ignored(metric, gpt2, tokenizer, tmp_path):
+    """As in the stock metric, beside metrics that read them."""
+    both = evaluate.combine([metric, ExactMatch(cache_dir=str(tmp_path / "b"))])
+    given = {"predictions": TEXTS, "references": [*TEXTS[:-1], "other"]}
+    result = both.compute(**given, model=gpt2, tokenizer=tokenizer)
+    assert result["exact_match"] == len(TEXTS) - 1
+    expected = metric.compute(predictions=TEXTS, model=gpt2, tokenizer=tokenizer)
+    assert {name: result[name] for name in expected} == expected
+    metric.add_batch(predictions=TEXTS[:1], references=[3])
+    metric.add(prediction=TEXTS[1], reference="any")
+    assert metric.compute(model=gpt2, tokenizer=tokenizer)["num_texts"] == 2
+
+
+class ExactMatch(evaluate.Metric):
+    """A metric with references."""
+
+    def _info(self):
+        features = {name: datasets.Value("string") for name in ("predictions", "references")}
+        return evaluate.MetricInfo(
+            description="", citation="", inputs_description="", features=datasets.Features(features)
+        )
+
+    def _compute(self, predictions, references, **of_others):
+        return {"exact_match": sum(map(str.__eq__, predictions, references))}
+
+
+def test_the_tour_of_evaluate_saves_a_result(metric, gpt2, tokenizer, tmp_path):
+    """Its line with the hyperparameters of an experiment, among which is the model."""
+    result = metric.compute(predictions=TEXTS, model=gpt2, tokenizer=tokenizer)
+    hyperparams = {"model": "bert-base-uncased"}
+    path = evaluate.save(tmp_path, experiment="run 42", **result, **hyperparams)
+    stored = json.loads(path.read_text())
+    assert stored["model"] == "bert-base-uncased" and stored["perplexity"] == result["perplexity"]
+
+
 def test_save(metric, gpt2, tokenizer, tmp_path):
     result = metric.compute(
         predictions=TEXTS, model=gpt2, tokenizer=tokenizer, return_token_scores=True
@@ -369,7 +404,6 @@ def test_every_argument_and_result_is_documented(metric, gpt2, tokenizer):
         model=gpt2,
         tokenizer=tokenizer,
         protocol="llama.cpp",
-        word_counts=[60],
         num_alternatives=1,
     )
     for name in result:

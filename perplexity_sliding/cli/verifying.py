@@ -32,7 +32,7 @@ LIBRARIES = {"version": "perplexity-sliding", "transformers": "transformers", "t
 SMALLEST = 0.01
 # Sums of nlls per word, byte or character, or their exponential.
 PER_UNIT = (
-    "bits_per_byte", "bits_per_original_byte", "bits_per_character", "byte_perplexity",
+    "bits_per_byte", "bits_per_original_byte", "bits_per_character",
     "word_perplexity",
 )  # fmt: skip
 # Quotients of counts.
@@ -253,7 +253,9 @@ def check_found(model: str, path: str) -> None:
 
 def take_commit(stored: dict, args: argparse.Namespace) -> None:
     """Select the commit of the Hub's model that the result names, unless a revision is given."""
-    signatures = {r["model"]: r["signature"] for r in results_of(stored).values() if "model" in r}
+    signatures = {
+        r["model_name"]: r["signature"] for r in results_of(stored).values() if "model_name" in r
+    }
     models = args.model_id or []
     if len(models) != 1 or models[0] not in signatures or Path(models[0]).exists():
         return

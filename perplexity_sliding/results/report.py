@@ -140,7 +140,7 @@ class Report:
             "max_length": plan.max_length,
             "stride": plan.stride,
             "add_start_token": False if plan.start == "none" else plan.start,
-            "model": self.model.name,
+            "model_name": self.model.name,
         }
 
     def token_scores(self) -> list[dict[str, list]]:

@@ -5,19 +5,16 @@ sums of bounded size, `Totals`, which add up: one text, a corpus and its shards 
 """
 
 import base64
-import importlib
 import json
 import math
-import site
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from operator import itemgetter, methodcaller
+from operator import methodcaller
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..about import import_folder
 from ..digests import TextsDigest, digest_of, same_probes
 from ..errors import ArgumentError, ArgumentTypeError, Wording
 from ..protocols import Aggregate, ToolError
@@ -29,6 +26,8 @@ ARRAY_KEYS = {"dtype", "shape", "base64"}
 MEGATRON_CAP = 20.0
 # Sums per text for the numbers per byte, character and word.
 UNITS = ("tokens", "words", "bytes", "characters", "unit nll", "word nll")
+# Fields of the identity that are reported with the number.
+SIGNATURES = ("signature_short", "signature")
 # The kind and format version of the output of `Totals.to_json`.
 KIND = "totals of perplexity-sliding, 1"
 # Splits a field of a signature.
@@ -389,10 +388,7 @@ class Totals:
         )
 
     def __reduce__(self) -> tuple:
-        """Pickle as JSON, also for processes that have not loaded the metric."""
-        return methodcaller("from_json", self.to_json()), (
-            _Call(getattr, _import_for_pickle(), "Totals"),
-        )
+        return Totals.from_json, (self.to_json(),)
 
     def __copy__(self) -> "Totals":
         return self  # nothing of it changes
@@ -420,13 +416,15 @@ class Totals:
         perplexity = mean_perplexity if mean_of_texts else exp(estimate.value)
         stderr, has_interval = estimate.stderr, estimate.interval is not None
         known = has_interval and math.isfinite(perplexity) and estimate.value < self.aggregation.cap
-        result = {
-            **of_each,
+        result = {  # first what is reported
             "perplexity": perplexity,
-            "perplexity_stderr": perplexity * stderr if known and stderr is not None else None,
             "perplexity_interval": perplexity_interval(estimate, self.aggregation.cap),
             "interval_sample": clusters.sample if has_interval else None,
             "interval_scope": clusters.scope if has_interval else None,
+            **self._per_unit(),
+            **{name: self.identity[name] for name in SIGNATURES if name in self.identity},
+            **of_each,
+            "perplexity_stderr": perplexity * stderr if known and stderr is not None else None,
             "total_nll": total,
             "num_tokens": count,
             "scored_share": count / int(_sum(self.blocks.lengths)),
@@ -435,7 +433,6 @@ class Totals:
         }
         if self.aggregation.has_context:
             result["num_context_tokens"] = self.counts["context tokens"]
-        result |= self._per_unit()
         if self.aggregation.word_counts_given:
             result["adjusted_perplexity"] = self._adjusted_perplexity(total / count)
         if self.aggregation.error is not None:
@@ -507,7 +504,6 @@ class Totals:
         words = units["words"]
         return {
             "bits_per_byte": per_byte / math.log(2),
-            "byte_perplexity": exp(per_byte),
             "bits_per_character": per_character / math.log(2),
             # a text of only white space has no words
             "word_perplexity": exp(units["word nll"] / words) if words else None,
@@ -653,22 +649,6 @@ def count_units(texts: Sequence[TextScores], nlls: np.ndarray, counts: np.ndarra
             (text.num_tokens, text.num_words, num_bytes, num_characters, unit_nll, word_nll)
         )
     return np.array(rows, dtype=np.float64)
-
-
-class _Call:
-    """A call of an importable function during unpickling."""
-
-    def __init__(self, function: Callable, *arguments: object) -> None:
-        self.function, self.arguments = function, arguments
-
-    def __reduce__(self) -> tuple:
-        return self.function, self.arguments
-
-
-def _import_for_pickle() -> _Call:
-    """Import this module, even if its package is not on the path: its folder is in the pickle."""
-    steps = (_Call(site.addsitedir, import_folder()), _Call(importlib.import_module, __name__))
-    return _Call(itemgetter(1), steps)
 
 
 # --- JSON that notices damage ---------------------------------------------------------------------

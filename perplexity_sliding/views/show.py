@@ -66,7 +66,13 @@ def show(
     own = own_perplexities(results, len(wholes))
     readings = [
         Reading(
-            whole, tokens, results, results["model"], begin, _name(number, len(wholes)), perplexity
+            whole,
+            tokens,
+            results,
+            results["model_name"],
+            begin,
+            _name(number, len(wholes)),
+            perplexity,
         )
         for number, (whole, tokens, begin, perplexity) in enumerate(
             zip(wholes, scores, begins, own), 1
@@ -156,5 +162,5 @@ def _split(readings: list[Reading], results: dict) -> tuple[list[Reading], list[
     """Return the readings of one model, or pairs of readings of two models."""
     if "comparison" not in results:
         return readings, []
-    names = (results["model"], results["comparison"].get("reference") or "the reference")
+    names = (results["model_name"], results["comparison"].get("reference") or "the reference")
     return [], [pair_of(reading, place, names) for place, reading in enumerate(readings)]

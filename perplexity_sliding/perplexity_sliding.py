@@ -1,0 +1,1 @@
+../perplexity_sliding.py
