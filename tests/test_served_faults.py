@@ -1,6 +1,5 @@
 """Servers that lie, are away or break down: none gets a wrong number out, and the reason is said."""
 
-import re
 import signal
 import threading
 import time
@@ -134,15 +133,6 @@ class OrderMatters(FakeServer):
         return super().distributions(ids, body) * (1 + 0.1 * (self.company == 2))
 
 
-class Reordered(FakeServer):
-    """Several prompts are answered in another order, numbered as if they were not."""
-
-    def ordered(self, choices):
-        for number, choice in enumerate(reversed(choices)):
-            choice["index"] = number
-        return choices
-
-
 class AddingStart(FakeServer):
     """A start token is put before prompts that have none, and not shown."""
 
@@ -155,20 +145,12 @@ class AddingStart(FakeServer):
         return [*values, values[-1]][: len(ids)], after[1:]
 
 
-class OtherParts(FakeServer):
-    """An answer of the right size, whose parts are of another kind."""
-
-    def entry(self, value, before, token, number):
-        return None if value is None else {str(token): value}
-
-
 LIARS = [
     (GeneratedOnly, "openai", "values of [01] tokens to 8"),
     (ShiftedLeft, "vllm", "values are at the wrong tokens"),
     (ShiftedLeft, "openai", "values are at the wrong tokens"),
     (ShiftedRight, "sglang", "values are at the wrong tokens"),
     (OtherIds, "vllm", r"whose id is \d+, values of"),
-    (OtherIds, "openai", r"whose id is \d+, values of"),
     (Processed, "vllm", "probability 0 or 1 to 1 of 15 random tokens"),
     (CutByTopP, "vllm", r"probability 0 or 1 to \d+ of 15 random tokens"),
     (Overflowing, "vllm", r"probability 0 to all of \d+ random tokens: .* overflow"),
@@ -176,10 +158,8 @@ LIARS = [
     (StaleCache, "vllm", "differ in a second request.*--no-enable-prefix-caching"),
     (StaleCache, "sglang", "differ in a second request.*--disable-radix-cache"),
     (OrderMatters, "vllm", "differ in a second request"),
-    (Reordered, "openai", r"whose id is \d+, values of|values of \d+ tokens"),
     (AddingStart, "vllm", "it adds one itself"),
     (AddingStart, "openai", "it adds one itself"),
-    (OtherParts, "vllm", "an unexpected format"),
 ]
 
 
@@ -394,20 +374,6 @@ def test_an_address_without_http(metric, address):
         metric.compute(predictions=TEXTS, model_id=address)
 
 
-@pytest.mark.parametrize("root", ["models/demo", "./demo"])
-def test_a_folder_of_the_server_is_not_loaded(metric, gpt2, tokenizer, monkeypatch, root):
-    import huggingface_hub.hf_api
-
-    api = huggingface_hub.hf_api.HfApi(endpoint="http://127.0.0.1:9")
-    monkeypatch.setattr("huggingface_hub.HfApi", lambda: api)
-    monkeypatch.setattr(client, "load_tokenizer", pytest.fail)
-    with (
-        running(FakeServer(gpt2, tokenizer, root=root)) as address,
-        pytest.raises(ValueError, match=f"`tokenizer` must be given .*{re.escape(root)}"),
-    ):
-        metric.compute(predictions=TEXTS, model_id=address)
-
-
 class Listing(FakeServer):
     """As `transformers serve` without a model in its cache."""
 
@@ -444,15 +410,12 @@ def test_the_key_is_sent_and_its_variable_named(measure, gpt2, tokenizer, monkey
         measure(server)
 
 
-@pytest.mark.parametrize("key", [f"{KEY}\n{KEY}", f"{KEY}ä"])
-def test_a_key_that_no_header_holds(measure, gpt2, tokenizer, monkeypatch, key):
-    monkeypatch.setenv("VLLM_API_KEY", key)
-    with pytest.raises(ValueError, match="VLLM_API_KEY must consist of printable ASCII") as caught:
-        measure(FakeServer(gpt2, tokenizer))
-    assert KEY not in repr(caught.value)
-
-
-def test_a_key_in_the_place_of_its_variable(measure, tokenizer):
+def test_a_key_is_never_shown(measure, tokenizer, monkeypatch):
+    """In the place of its variable, or with a line break."""
     with pytest.raises(ValueError, match="`api_key_variable` must be the name") as caught:
         measure(FakeServer(None, tokenizer, length=9), settings={"api_key_variable": KEY})
+    assert KEY not in repr(caught.value)
+    monkeypatch.setenv("VLLM_API_KEY", f"{KEY}\n{KEY}")
+    with pytest.raises(ValueError, match="VLLM_API_KEY must consist of printable ASCII") as caught:
+        measure(FakeServer(None, tokenizer, length=9))
     assert KEY not in repr(caught.value)

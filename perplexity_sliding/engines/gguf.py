@@ -10,7 +10,7 @@ import importlib.util
 import os
 import weakref
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import cache, cached_property
 from types import ModuleType
 
@@ -27,15 +27,15 @@ from ..plan.windows import ContextLimit
 
 # Tokens per decoding step, llama.cpp's own default.
 PART = 512
+# Architectures with a table of positions of the trained length.
+LEARNED_POSITIONS = ("gpt2", "starcoder")
 # Bytes of a file to read at a time for its digest.
 CHUNK = 2**24
 # Prefixes of the settings of llama.cpp that do not affect scores.
 WITHOUT_EFFECT = ("n_threads", "n_gpu_layers", "main_gpu", "load_mode", "lazy_mode", "no_perf")
-OWN_TOKENIZER = "Leave it out for the file's own, or pass the tokenizer of the original model."
 
 
 def is_gguf(model_id: object) -> bool:
-    """Return whether the name of a model is a GGUF file."""
     return isinstance(model_id, str) and model_id.lower().endswith(".gguf")
 
 
@@ -157,11 +157,8 @@ class GGUFModel(EngineModel):
         )
         return list(tokens[: max(0, count)])
 
-    @contextmanager
-    def in_use(self) -> Iterator[None]:
-        """Lock the model."""
-        with self.lock:
-            yield
+    def in_use(self) -> AbstractContextManager:
+        return self.lock
 
     def check(self) -> None:
         """Do nothing: llama.cpp runs decoders alone, and reads each pass from its beginning."""
@@ -228,7 +225,11 @@ class GGUFModel(EngineModel):
         try:
             for first in range(0, last + 1, PART):
                 part = range(first, min(first + PART, last + 1))
-                fill(batch, ids, part, wanted)
+                batch.n_tokens = len(part)
+                for number, place in enumerate(part):
+                    batch.token[number], batch.pos[number] = ids[place], place
+                    batch.n_seq_id[number], batch.seq_id[number][0] = 1, 0
+                    batch.logits[number] = place in wanted
                 status = library.llama_decode(self._context, batch)
                 if status:
                     raise ValueError(
@@ -266,10 +267,6 @@ class GGUFModel(EngineModel):
         return "unknown"
 
 
-# Architectures with a table of positions of the trained length.
-LEARNED_POSITIONS = ("gpt2", "starcoder")
-
-
 def make_tokenizer(path: str, kwargs: dict, argument: str) -> PreTrainedTokenizerBase:
     """Build the tokenizer of a GGUF file with transformers.
 
@@ -300,24 +297,16 @@ def check_vocabulary(model: GGUFModel, path: str) -> None:
     """Refuse a tokenizer with another vocabulary.
 
     Special and added tokens may be spelled in another way by the file; ids that only one of the two
-    has are padding.
+    has are padding.  Sentencepiece and llama.cpp write spaces as ▁ or as they are.
     """
     given = {token: text for text, token in model.tokenizer.get_vocab().items()}
-    if max(given) >= model.vocabulary_size:
-        raise ArgumentError(
-            "tokenizer",
-            f"give ids below {model.vocabulary_size}, the vocabulary of {path!r}",
-            got=f"one that goes up to {max(given)}",
-            advice=OWN_TOKENIZER,
-        )
     added = model.tokenizer.get_added_vocab().values()
-    own = {token: text for token, text in model.tokens().items() if token not in added}
-    others = [
-        token
-        for token, text in own.items()
-        if isinstance(given.get(token, text), str)
-        and spelled(given.get(token, text)) != spelled(text)
-    ]
+    own = {
+        t: text
+        for t, text in model.tokens().items()
+        if t not in added and isinstance(given.get(t), str)
+    }
+    others = [t for t in own if given[t].replace("\u2581", " ") != own[t].replace("\u2581", " ")]
     if others:
         first = others[0]
         raise ArgumentError(
@@ -325,32 +314,16 @@ def check_vocabulary(model: GGUFModel, path: str) -> None:
             f"have the tokens of {path!r}",
             got=f"another token for {len(others):,} of {len(own):,} ids",
             why=f"{first} is {own[first]!r} in the file and {given[first]!r} in the tokenizer",
-            advice=OWN_TOKENIZER,
+            advice="Leave it out for the file's own, or pass the tokenizer of the original model.",
         )
 
 
-def spelled(token: str) -> str:
-    """Normalise the spaces of a token, which sentencepiece and llama.cpp write as ▁ or as spaces."""
-    return token.replace("\u2581", " ")
-
-
 def set_fields(params: ctypes.Structure, settings: dict) -> set[str]:
-    """Set fields of a structure; return the settings without a field."""
+    """Set fields of a structure; return the settings that it lacks."""
     names = {field[0] for field in params._fields_}
     for name in names & settings.keys():
         setattr(params, name, settings[name])
     return set(settings) - names
-
-
-def fill(batch: ctypes.Structure, ids: list[int], part: range, wanted: set[int]) -> None:
-    """Fill a batch of llama.cpp with tokens, and select the rows of logits."""
-    batch.n_tokens = len(part)
-    for number, place in enumerate(part):
-        batch.token[number] = ids[place]
-        batch.pos[number] = place
-        batch.n_seq_id[number] = 1
-        batch.seq_id[number][0] = 0
-        batch.logits[number] = place in wanted
 
 
 def file_digest(path: str) -> str:

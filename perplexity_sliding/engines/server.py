@@ -118,7 +118,13 @@ class Server:
         self.settings = settings
         self.has_answered = False
         self.threads: ThreadPoolExecutor | None = None
-        self._key = read_key(settings.api_key_variable)
+        variable = settings.api_key_variable
+        self._key = os.environ.get(variable, "").strip() or None
+        if self._key and not all("!" <= character <= "~" for character in self._key):
+            raise ValueError(
+                f"The key in the environment variable {variable} must consist of printable ASCII "
+                "characters without spaces. Its value is not shown."
+            )
 
     @contextmanager
     def connected(self) -> Iterator[None]:
@@ -162,7 +168,9 @@ class Server:
             except httpx.TransportError as error:
                 failures.append(str(error) or type(error).__name__)
             else:
-                status, text = reply.status_code, self._without_key(reply.text)
+                status, text = reply.status_code, reply.text
+                if self._key is not None:  # a server may repeat it
+                    text = text.replace(self._key, "***")
                 if status not in TRANSIENT:
                     return self._read(status, text, path)
                 asked_pause = reply.headers.get("retry-after", "")
@@ -181,9 +189,6 @@ class Server:
         """Note the socket of a new connection, to abort it; httpx calls this."""
         if event.endswith(("connect_tcp.complete", "start_tls.complete")):
             self._sockets.append(info["return_value"].get_extra_info("socket"))
-
-    def _without_key(self, text: str) -> str:
-        return text if self._key is None else text.replace(self._key, "***")
 
     def _explain(self, path: str, failures: list[str]) -> Wording:
         """Return the message of a failed request: the first failure, and the last if it differs."""
@@ -221,21 +226,6 @@ class Server:
                 f"The server at {self.root} must answer in JSON, got {text[:SHOWN]!r} ({path}).",
                 status,
             ) from None
-
-
-def read_key(variable: str) -> str | None:
-    """Read a server's key from an environment variable, without surrounding white space.
-
-    Raises:
-        ValueError: it is not valid in an HTTP header.
-    """
-    key = os.environ.get(variable, "").strip()
-    if not all("!" <= character <= "~" for character in key):
-        raise ValueError(
-            f"The key in the environment variable {variable} must consist of printable ASCII "
-            "characters without spaces. Its value is not shown."
-        )
-    return key or None
 
 
 def error_message(text: str) -> str:
