@@ -179,22 +179,6 @@ def mixed_texts(setup: Setup, number: int) -> Case:
     return beside_plain("mixed lengths", described, contenders)
 
 
-def repeated_calls(setup: Setup, times: int, number: int) -> Case:
-    """A few short texts in repeated calls: the fixed cost of a call."""
-    texts = make_lines(number, setup.vocabulary, LINE_SCALE, setup.context - 1)
-    contenders = {
-        PLAIN: setup.plain(texts, setup.context // 2),
-        OURS: Contender(lambda: setup.ours(texts)["perplexity"]),
-        "stock": setup.stock(texts),
-    }
-
-    def repeat(contender: Contender) -> Contender:
-        return contender._replace(run=lambda: [contender.run() for _ in range(times)][-1])
-
-    contenders = {name: repeat(contender) for name, contender in contenders.items()}
-    return beside_plain("repeated calls", f"{times} calls of {number} texts", contenders)
-
-
 def beside_plain(name: str, description: str, contenders: dict[str, Contender]) -> Case:
     others = [other for other in contenders if other not in (OURS, PLAIN)]
     return Case(name, description, contenders, [(OURS, PLAIN), *((n, OURS) for n in others)])

@@ -21,7 +21,6 @@ from cases import (
     all_protocols,
     long_text,
     mixed_texts,
-    repeated_calls,
     several_strides,
 )
 from measure import ratio, time_in_turns
@@ -64,7 +63,6 @@ def main(arguments: list[str] | None = None) -> None:
         "cases": [
             *(long_text(setup, *sizes) for sizes in ((1, 5), (2, 12), (8, 12))),
             mixed_texts(setup, 12 if tiny else 200),
-            repeated_calls(setup, 2 if tiny else 3, 4 if tiny else 16),
         ],
         "shared passes": [
             several_strides(setup, 3 if tiny else 12),
