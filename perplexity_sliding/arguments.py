@@ -29,6 +29,8 @@ COMMON_NAMES = {
     "n_ctx": "max_length",
     "seqlen": "max_length",
     "texts": "predictions",
+    "data": "predictions",
+    "dataset": "predictions",
     "text": "predictions",
     "input_texts": "predictions",  # of the stock metric, before evaluate 0.3
     "pretrained": "model_id",
@@ -36,6 +38,24 @@ COMMON_NAMES = {
     "torch_dtype": "dtype",
     "reference_model": "reference",
     "reference_model_id": "reference",
+}
+# Arguments of `from_pretrained` that are not also arguments of `compute`, and how they are passed.
+OF_FROM_PRETRAINED = {
+    **dict.fromkeys(
+        (
+            "trust_remote_code",
+            "revision",
+            "token",
+            "device_map",
+            "attn_implementation",
+            "subfolder",
+        ),
+        "Pass it as model_kwargs={{{name!r}: …}}.",
+    ),
+    **dict.fromkeys(
+        ("load_in_8bit", "load_in_4bit", "quantization_config"),
+        "Pass model_kwargs={{'quantization_config': BitsAndBytesConfig(…)}}.",
+    ),
 }
 # Largest count that a float represents exactly.
 LARGEST_COUNT = 2**53
@@ -48,8 +68,14 @@ def check_names(function: Callable, arguments: dict) -> None:
         if name not in known:
             close = get_close_matches(name, known, n=1)
             meant = COMMON_NAMES.get(name) or (close[0] if close else None)
-            hint = f" Did you mean `{meant}`?" if meant else f" Use {', '.join(known)}."
-            raise TypeError(f"compute() got an unexpected keyword argument {name!r}.{hint}")
+            hint = (
+                "The texts are `predictions`, the model `model_id`; help(compute) lists the others."
+            )
+            if name in OF_FROM_PRETRAINED:
+                hint = OF_FROM_PRETRAINED[name].format(name=name)
+            elif meant:
+                hint = f"Did you mean `{meant}`?"
+            raise TypeError(f"compute() got an unexpected keyword argument {name!r}. {hint}")
 
 
 def read_once(value: object) -> object:
@@ -76,11 +102,11 @@ def check_texts(texts: Iterable[str], name: str = "predictions") -> list[str]:
             got=f"one {type(texts).__name__}, which would be scored character by character",
             advice=f"Put it in a list: {name}=[text].",
         )
-    if isinstance(texts, Mapping) or hasattr(texts, "columns"):
+    if isinstance(texts, Mapping) or hasattr(texts, "columns") or hasattr(texts, "column_names"):
         raise ArgumentTypeError(
             name,
             "be a list of strings",
-            got=f"a {type(texts).__name__}, whose keys would be scored",
+            got=f"a {type(texts).__name__}",
             advice=f"Pass one of its columns: {name}=table['text'].",
         )
     try:

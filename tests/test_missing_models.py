@@ -52,7 +52,7 @@ def test_a_folder_with_nearly_this_name_is_suggested(metric, nobody, tmp_path, m
     monkeypatch.chdir(tmp_path)
     save(tmp_path / "demo_model", make_model("gpt2"), make_tokenizer())
     with pytest.raises(
-        ValueError, match=r"not reachable on the Hub\. Did you mean demo_model\?"
+        ValueError, match=r"check the name and the network\. Did you mean demo_model\?"
     ) as e:
         metric.compute(predictions=["a"], model_id="demo-model")
     assert "could not be loaded" not in str(e.value)
@@ -78,7 +78,7 @@ def test_the_command_line_says_it_in_a_line(call, nobody, tmp_path):
     (tmp_path / "a.txt").write_text(random_text(9))
     ran = call(tmp_path / "a.txt", model="nowhere-at-all")
     assert ran.code == 2 and len(ran.err.splitlines()) <= 2
-    assert "does not exist: it is not a local folder, not reachable on the Hub." in ran.err
+    assert "was never downloaded, and the Hub is not reachable" in ran.err
 
 
 def test_the_name_of_a_file_in_the_place_of_a_text_is_warned_of(metric, tmp_path, gpt2, tokenizer):

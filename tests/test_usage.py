@@ -10,6 +10,7 @@ import shutil
 import sys
 import time
 import weakref
+from pathlib import Path
 
 import datasets
 import evaluate
@@ -107,6 +108,57 @@ def test_a_model_named_by_its_whole_path_gets_no_files(root, tmp_path, folder, l
     metric.compute(predictions=TEXTS)
     assert len(loaded_models) == 1
     assert sorted(os.listdir(folder)) == before
+
+
+def test_a_path_as_model_id(metric, folder):
+    given = {"predictions": TEXTS[:1], "model_id": folder}
+    by_name = metric.compute(**given)["perplexity"]
+    paths = {"model_id": Path(folder), "reference": Path(folder)}
+    assert metric.compute(**(given | paths))["perplexity"] == by_name
+
+
+PIPELINE = [[{"generated_text": "w5 w6"}], [{"generated_text": "w7"}]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "advice"),
+    [
+        ({"predictions": datasets.Dataset.from_dict({"text": TEXTS})}, TypeError, "predictions=table\\['text'\\]"),
+        ({"predictions": PIPELINE}, TypeError, r"pipeline returns. Pass \[row\[0\]\['generated_text'\]"),
+        ({"predictions": [row[0] for row in PIPELINE]}, TypeError, "what a pipeline returns"),
+        ({"model": "gpt2"}, TypeError, "got the name 'gpt2'. Pass it as `model_id`"),
+        ({"model": Path("gpt2")}, TypeError, "got the name 'gpt2'. Pass it as `model_id`"),
+        ({"data": TEXTS}, TypeError, "Did you mean `predictions`"),
+        ({"zzz": 1}, TypeError, "The texts are `predictions`, the model `model_id`"),
+        ({"trust_remote_code": True}, TypeError, r"Pass it as model_kwargs=\{'trust_remote_code': …\}"),
+        ({"load_in_8bit": True}, TypeError, r"'quantization_config': BitsAndBytesConfig"),
+    ],
+)  # fmt: skip
+def test_mistakes_lead_on(metric, arguments, error, advice):
+    with pytest.raises(error, match=advice):
+        metric.compute(**({"predictions": TEXTS} | arguments))
+
+
+def test_mistakes_of_loading_lead_on(metric, folder):
+    with pytest.raises(ValueError, match="Pass 'quantization_config': BitsAndBytesConfig"):
+        metric.compute(predictions=TEXTS, model_id=folder, model_kwargs={"load_in_8bit": True})
+    settings = Path(folder, "config.json")
+    own = json.loads(settings.read_text()) | {
+        "auto_map": {"AutoConfig": "own.Config"},
+        "model_type": "own",
+    }
+    settings.write_text(json.dumps(own))
+    with pytest.raises(
+        ValueError, match="To run the code in its repository, pass it in `model_kwargs`"
+    ):
+        metric.compute(predictions=TEXTS, model_id=folder)
+    settings.unlink()
+    Path(folder, "tiny.gguf").touch()
+    with pytest.raises(
+        ValueError,
+        match=r"Pass '.*tiny\.gguf' to read it with llama\.cpp, or 'tiny\.gguf' as 'gguf_file'",
+    ):
+        metric.compute(predictions=TEXTS, model_id=folder)
 
 
 def test_dtypes(metric, folder):

@@ -5,7 +5,7 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any
 
@@ -200,6 +200,8 @@ def check_model_source(source: ModelSource) -> ModelSource:
                 source.named(name), "be a dict of from_pretrained arguments", got=repr(value)
             )
     if source.model is None:
+        if isinstance(source.model_id, PathLike):
+            source = replace(source, model_id=os.fspath(source.model_id))
         _check_named(source)
     else:
         _check_live(source)
@@ -226,6 +228,13 @@ def _check_named(source: ModelSource) -> None:
 
 
 def _check_live(source: ModelSource) -> None:
+    if isinstance(source.model, str | PathLike):
+        raise ArgumentTypeError(
+            source.named("model"),
+            "be a loaded model",
+            got=f"the name {str(source.model)!r}",
+            advice=f"Pass it as `{source.named('model_id')}`.",
+        )
     if source.tokenizer is None and source.role == "model":
         raise ArgumentError("tokenizer", "be given with `model`", got="None")
     for name in ("device", "dtype", "model_kwargs", "tokenizer_kwargs"):
@@ -268,8 +277,8 @@ def check_reference(
 
 
 def _as_dictionary(reference: object) -> dict:
-    if isinstance(reference, str):
-        return {"model_id": reference}
+    if isinstance(reference, str | PathLike):
+        return {"model_id": os.fspath(reference)}
     if not isinstance(reference, Mapping):
         if not callable(reference) and not hasattr(reference, "generate"):
             raise ArgumentTypeError(

@@ -232,7 +232,7 @@ class LanguageModel:
         typed = bool({"dtype", "torch_dtype", "quantization_config"} & set(model_kwargs))
         target = None if placed and device is None else resolve_device(device)
         weights = None if typed and dtype is None else resolve_dtype(dtype)
-        check_place(model_id, argument)
+        check_place(model_id, argument, model_kwargs)
         check_exists(model_id, model_kwargs, argument)
         if tokenizer is None:
             tokenizer = load_tokenizer(model_id, tokenizer_kwargs, model_kwargs, argument)

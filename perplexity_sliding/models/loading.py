@@ -45,6 +45,7 @@ from .probes import position_table
 CONFIGS = ("config.json", "adapter_config.json")
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", *CONFIGS)
 SECONDS = 10
+UNREACHABLE = "not reachable on the Hub"
 
 # Attributes under which configurations state how many tokens the model was built for.
 LIMIT_NAMES = (
@@ -54,9 +55,10 @@ LIMIT_NAMES = (
 # Attributes that a tokenizer shares with its model if both are from the same repository.
 SHARED_KWARGS = (
     "revision", "token", "trust_remote_code", "cache_dir", "local_files_only", "subfolder",
+    "gguf_file",
 )  # fmt: skip
 # Those of them that say where to look for a single file.
-FILE_KWARGS = tuple(key for key in SHARED_KWARGS if key != "trust_remote_code")
+FILE_KWARGS = tuple(k for k in SHARED_KWARGS if k not in ("trust_remote_code", "gguf_file"))
 # Arguments of from_pretrained by which other weights are loaded than the commit's usual ones.
 OTHER_WEIGHTS = {"use_safetensors", "key_mapping", "state_dict"}
 # Wrappers of torch that call the model inside them and nothing else.
@@ -133,7 +135,7 @@ def load_tokenizer(
     """
     shared = {key: model_kwargs[key] for key in SHARED_KWARGS if key in model_kwargs}
     kwargs = {"trust_remote_code": False} | shared | tokenizer_kwargs
-    check_place(model_id, argument)
+    check_place(model_id, argument, kwargs)
     advice = ". Pass one as `tokenizer`." if argument == "model_id" else ""
     name = f"The tokenizer of `{argument}`={model_id!r}"
     with _loading(name, advice):
@@ -175,7 +177,7 @@ def load_model(
     Raises:
         ValueError: it is not found, not a causal language model, or lacks weights.
     """
-    check_place(model_id, argument)
+    check_place(model_id, argument, model_kwargs)
     name = f"`{argument}`={model_id!r}"
     kwargs = {"trust_remote_code": False} | model_kwargs
     if dtype is not None:
@@ -281,8 +283,17 @@ def base_of_adapter(model_id: str, kwargs: dict) -> str | None:
         return json.load(file).get("base_model_name_or_path")
 
 
-def check_place(model_id: str, argument: str) -> None:
-    """Refuse a path that is not a folder; other names are names on the Hub."""
+def check_place(model_id: str, argument: str, kwargs: Collection[str] = ()) -> None:
+    """Refuse a path that is not a folder of a model; other names are names on the Hub."""
+    files = sorted(Path(model_id).glob("*.gguf")) if os.path.isdir(model_id) else []
+    if files and "gguf_file" not in kwargs and not os.path.isfile(Path(model_id, CONFIGS[0])):
+        raise ArgumentError(
+            argument,
+            "be a folder with a config.json",
+            got=f"{model_id!r}, with {files[0].name}",
+            advice=f"Pass {str(files[0])!r} to read it with llama.cpp, or {files[0].name!r} as "
+            "'gguf_file' in `model_kwargs` to read it with transformers.",
+        )
     if os.path.isfile(model_id):
         folder, file = os.path.split(model_id)
         advice = f"Pass its folder, {folder or '.'!r}."
@@ -499,7 +510,11 @@ def _loading(
     except Exception as error:  # transformers, safetensors and remote code raise any
         if sys.flags.optimize > 1:
             advice = ". Run Python without -OO and PYTHONOPTIMIZE=2: transformers reads docstrings."
-        if blamed := [key for key in given if re.search(rf"\b{re.escape(key)}\b", str(error))]:
+        if "trust_remote_code" in str(error):
+            advice = ". To run the code in its repository, pass it in `model_kwargs`."
+        elif any(key.startswith("load_in_") for key in given):
+            advice = ". Pass 'quantization_config': BitsAndBytesConfig(…) instead of 'load_in_…'."
+        elif blamed := [key for key in given if re.search(rf"\b{re.escape(key)}\b", str(error))]:
             advice = f". Check {', '.join(map(repr, blamed))} in `{argument}`."
         raise ValueError(f"{name} could not be loaded: {error}{advice}") from error
 
@@ -529,11 +544,12 @@ def check_exists(
         here = [path.parent.name for name in CONFIGS for path in Path().glob(f"*/{name}")]
         close = difflib.get_close_matches(os.path.basename(model_id), here, n=1, cutoff=0.5)
         hint = f" Did you mean {close[0]}?" if close else ""
-        raise ValueError(
-            Wording(
-                f"`{argument}`={model_id!r} does not exist: it is not a local folder, {reason}.{hint}"
+        said = f"does not exist: it is not a local folder, {reason}"
+        if reason == UNREACHABLE:  # it may well exist
+            said = (
+                "was never downloaded, and the Hub is not reachable: check the name and the network"
             )
-        )
+        raise ValueError(Wording(f"`{argument}`={model_id!r} {said}.{hint}"))
 
 
 def is_cached(model_id: str, model_kwargs: dict, files: Sequence[str] = CONFIGS) -> bool:
@@ -561,5 +577,5 @@ def why_unreachable(model_id: str, model_kwargs: dict) -> str | None:
     except HfHubHTTPError:
         return None
     except Exception:  # no network, no name server, a proxy: exceptions differ by version
-        return "not reachable on the Hub"
+        return UNREACHABLE
     return None

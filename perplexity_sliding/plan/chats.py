@@ -12,7 +12,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
-from ..errors import ArgumentError, TextsError, Wording, name_positions
+from ..errors import ArgumentError, ArgumentTypeError, TextsError, Wording, name_positions
 from .tokenization import Chat, Range, TokenizedText
 
 # Marks the model's output in a template.
@@ -40,6 +40,14 @@ def separate_chats(predictions: Any) -> tuple[Any, list[Chat] | None]:
     """
     if isinstance(predictions, str) or not isinstance(predictions, Sequence):
         return predictions, None
+    rows = [value[0] if is_chat(value) else value for value in predictions]
+    if any(isinstance(row, Mapping) and "generated_text" in row for row in rows):
+        raise ArgumentTypeError(
+            "predictions",
+            "be a list of strings or of chats",
+            got="what a pipeline returns",
+            advice="Pass [row[0]['generated_text'] for row in outputs].",
+        )
     chats = [value for value in predictions if is_chat(value)]
     if not chats:
         return predictions, None
