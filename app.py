@@ -95,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = read_arguments(arguments)
     page = create_app(local_folders=is_private(chosen.host))
     try:
-        page.launch(server_name=chosen.host, server_port=chosen.port, **launch_options())
+        page.launch(server_name=chosen.host, server_port=chosen.port, **launch_options(page))
     except OSError as error:
         where = f"{chosen.host or 'this machine'}, port {chosen.port or '7860 and those after it'}"
         raise SystemExit(

@@ -17,12 +17,13 @@ import numpy as np
 from tokenizers import Tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
-ROUNDS = ROOT / "space" / "game_rounds.json"
+ROUNDS = ROOT / "space" / "duel.json"
 VOCABULARY = ROOT / "demo_model" / "tokenizer.json"
 HALF = 0.5  # what one tap puts on an option of six
 OPTIONS = 6
 HANDS = 25
 DRAWS = 20_000
+ENDLESS = 10**9  # rarer than any token: a word of several
 
 
 def chances(surprisals: Sequence[float]) -> np.ndarray:
@@ -35,11 +36,14 @@ def strategies(token_of: Callable[[str], int]) -> dict[str, Callable[[Sequence[s
     """Return strategies: functions of the options and their probabilities that return an index.
 
     Args:
-        token_of: the number of a word's token; the tokenizer learned frequent words first.
+        token_of: the number of a word's token; the tokenizer learned frequent words first. None for a
+            word of several tokens.
     """
     return {
         "the first": lambda words, likely: 0,
-        "the rarest": lambda words, likely: int(np.argmax([token_of(word) for word in words])),
+        "the rarest": lambda words, likely: int(
+            np.argmax([token_of(word) or ENDLESS for word in words])
+        ),
         "the longest": lambda words, likely: int(np.argmax([len(word) for word in words])),
         "the oddest": lambda words, likely: int(np.argmin(likely)),
         "the likeliest": lambda words, likely: int(np.argmax(likely)),
@@ -48,12 +52,11 @@ def strategies(token_of: Callable[[str], int]) -> dict[str, Callable[[Sequence[s
 
 def read_places() -> list[tuple[list[str], np.ndarray, int]]:
     """Return the options, the model's probabilities and the index of the actual word of all gaps."""
-    games = json.loads(ROUNDS.read_text("utf-8"))
     return [
         (gap["options"], chances(gap[known]), gap["answer"])
-        for game in games
-        for one, known in zip(game, ("whole", "five"), strict=True)
-        for gap in one["gaps"]
+        for passage in json.loads(ROUNDS.read_text("utf-8"))
+        for gaps, known in ((passage["gaps"], "whole"), (passage["more"], "five"))
+        for gap in gaps
     ]
 
 

@@ -5,7 +5,8 @@ import os
 import shlex
 from collections.abc import Sequence
 
-from .models import BUNDLED, ROUNDED, ROUNDED_BITS, LoadedModel
+from .measure import LoadedModel
+from .models import BUNDLED, ROUNDED, ROUNDED_BITS
 from .service import Scored
 
 # Longer texts are read from a file.
@@ -15,6 +16,16 @@ TEXT_FILE, CONTEXT_FILE = "text.txt", "context.txt"
 TABLE_FILE = "text.jsonl"
 SEVERAL = '[one.get("perplexity", one.get("error")) for one in results["measurements"]]'
 OPTIONS = {"context_separator": "context-separator"}
+
+
+def text_files(scored: Scored) -> dict[str, str]:
+    """Return the files that the calls read, by name."""
+    context = scored.settings.context
+    made = {TEXT_FILE: scored.text}
+    if context:
+        row = json.dumps({"text": scored.text, "context": context}, ensure_ascii=False)
+        made |= {CONTEXT_FILE: context, TABLE_FILE: row + "\n"}
+    return made
 
 
 def python_call(

@@ -1,29 +1,33 @@
-"""The public functions, for programs and language models.
+"""What is served: two public functions for programs and language models, and the page's own.
 
-Their docstrings are what a caller sees; gradio takes one line for each argument.
+The docstrings of the public ones are what a caller sees; gradio takes one line for each argument.
+The page's own are generators: they tell how far they are, and gradio closes them when the visitor
+goes away or asks for something newer.
 """
 
 import json
-import math
+import logging
+import traceback
 from collections.abc import Callable
 
 import gradio as gr
 from gradio.utils import get_function_description
 
-from .addresses import address
+from perplexity_sliding.views.comparison import comparison_view
+
+from .answers import score_answer
 from .calls import python_call, shell_call
-from .faults import log_fault
-from .jobs import Job, OverBudget, Stopped
+from .jobs import Job, OverBudget, Stopped, Update, follow
 from .limits import FAULT, Refused
-from .links import link
-from .listeners import watch
+from .memory_view import memory_view
 from .models import BUNDLED, ROUNDED
 from .protocols import guide
 from .service import Compared, Scored, Service
 from .settings import Settings
-from .sharing import digest, sentence, token_table, word_table
+from .sharing import citation, digest, plain, sentence, token_table, word_table
+from .tools_view import tools_view
 
-PROGRAM = "a program"
+logger = logging.getLogger(__name__)
 
 
 def make_score(service: Service) -> Callable:
@@ -42,7 +46,7 @@ def make_score(service: Service) -> Callable:
         """Compute the perplexity of a text under a causal language model, with a sliding window.
 
         Args:
-            text: the text to score, up to 20,000 tokens.
+            text: the text to score, up to 20,000 tokens, as it is.
             model: "demo_model", or a small public model on the Hugging Face Hub ("owner/name").
             window: tokens that the model reads at once; the model's limit (up to 2048) by default.
             stride: tokens from one window to the next, at most the window; half of it by default.
@@ -56,7 +60,7 @@ def make_score(service: Service) -> Callable:
             JSON: perplexity, interval, signature, digest of the text, and the calls that repeat it.
         """
         settings = read_arguments(model, window, stride, start_token, protocol, context, words)
-        scored = _run(service, request, lambda job: service.score(text, settings, job))
+        scored = _run(service, lambda job: service.score(text, settings, job))
         return answer(request, score_summary(scored, tokens))
 
     return score
@@ -91,9 +95,7 @@ def make_compare(service: Service) -> Callable:
         """
         settings = read_arguments(model, window, stride)
         reference = read_name("reference_model", reference_model)
-        compared = _run(
-            service, request, lambda job: service.compare(text, settings, reference, job)
-        )
+        compared = _run(service, lambda job: service.compare(text, settings, reference, job))
         return answer(request, compare_summary(compared, tokens))
 
     return compare
@@ -160,7 +162,6 @@ def score_summary(scored: Scored, with_tokens: bool = False) -> dict:
     """Return the metric's result, its citation and calls to reproduce it, as plain values."""
     result = _without_tokens(scored) | {
         "sentence": sentence(scored),
-        "link": link(scored.settings, scored.text),
         "python": python_call(scored),
         "shell": shell_call(scored),
     }
@@ -187,7 +188,8 @@ def compare_summary(compared: Compared, with_tokens: bool = False) -> dict:
 
 def comparison_table(compared: Compared) -> list[dict]:
     """Return one row for each token, or for each piece of text that both models cut and score."""
-    columns = {name: column for name, column in compared.scores.items() if name != "windows"}
+    scores = compared.pair.scores
+    columns = {name: column for name, column in scores.items() if name != "windows"}
     offsets = [offset or (None, None) for offset in columns.pop("offsets")]
     names = ["token" if name == "tokens" else name for name in columns]
     return [
@@ -202,15 +204,6 @@ def _without_tokens(scored: Scored) -> dict:
     return result | {"text_sha256": digest(scored.text)}
 
 
-def plain(value: object) -> object:
-    """Convert a value to JSON types; infinity and NaN become "inf" and "nan"."""
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def answer(request: gr.Request, result: dict) -> dict | str:
     """Return the result, to a language model as JSON: gradio would write it as a Python dict."""
     if request.headers.get("x-gradio-user") == "mcp":
@@ -218,15 +211,11 @@ def answer(request: gr.Request, result: dict) -> dict | str:
     return result
 
 
-def _run(service: Service, request: gr.Request, work: Callable):
-    # Sessions cost a program nothing: all of its address are one visitor.
-    job = Job(service.limits.seconds, PROGRAM, address(request), watch(request))
+def _run(service: Service, work: Callable):
     try:
-        return work(job)
+        return work(Job(service.limits.seconds))
     except (Refused, OverBudget) as refusal:
         raise _error(str(refusal)) from refusal
-    except Stopped:
-        raise _error("The caller left before the answer was there.") from None
     except Exception as error:
         log_fault(error)
         raise _error(FAULT) from None
@@ -234,3 +223,73 @@ def _run(service: Service, request: gr.Request, work: Callable):
 
 def _error(sentence: str) -> gr.Error:
     return gr.Error(sentence, print_exception=False)
+
+
+def log_fault(error: BaseException) -> None:
+    """Log the class of an error and the lines of code; never the message, which may quote a visitor."""
+    frames = "".join(traceback.format_tb(error.__traceback__))
+    logger.error("A request failed: %s at\n%s", type(error).__name__, frames)
+
+
+# The page's own
+
+
+def page_calls(service: Service) -> dict[str, Callable]:
+    """Return the functions of the page by name; each takes what the page asks and yields what it shows."""
+
+    def score(asked: dict, job: Job) -> dict:
+        scored = service.score(asked.get("text"), read_settings(asked), job, clip=True)
+        return score_answer(scored, service.landmarks(scored.settings.model, job))
+
+    def memory(asked: dict, job: Job) -> dict:
+        return {"html": memory_view(service.memory(asked.get("text"), read_settings(asked), job))}
+
+    def tools(asked: dict, job: Job) -> dict:
+        sweep = service.every_protocol(asked.get("text"), read_settings(asked), job)
+        return {"html": tools_view(sweep)}
+
+    def models(asked: dict, job: Job) -> dict:
+        settings = read_settings(asked | {"model": asked.get("other")})
+        reference = read_settings(asked).model
+        compared = service.compare(asked.get("text"), settings, reference, job, clip=True)
+        return {"html": comparison_view(compared.pair)}
+
+    def cite(asked: dict, job: Job) -> dict:
+        return citation(service.score(asked.get("text"), read_settings(asked), job, clip=True))
+
+    return {work.__name__: streamed(service, work) for work in (score, memory, tools, models, cite)}
+
+
+def streamed(service: Service, work: Callable[[dict, Job], dict]) -> Callable:
+    """Make a function that yields progress, and last {"result": …} or {"refused": a sentence}."""
+
+    def run(asked: dict) -> dict:  # of each that it yields, which gradio wants to know
+        job = Job(service.limits.seconds)
+        try:
+            for told in follow(job, lambda job: work(asked, job)):
+                if isinstance(told, Update):
+                    yield {"said": told.sentence, "share": told.share}
+                else:
+                    yield {"result": told}
+        except (Refused, OverBudget) as refusal:
+            yield {"refused": str(refusal)}
+        except Stopped:
+            return
+        except Exception as error:
+            log_fault(error)
+            yield {"refused": FAULT}
+
+    return run
+
+
+def read_settings(asked: dict) -> Settings:
+    """Read the settings from what the page asks; `Service` refuses what makes no sense."""
+    protocol = str(asked.get("protocol") or Settings.protocol)
+    return Settings(
+        str(asked.get("model") or BUNDLED).strip(),
+        asked.get("window"),
+        asked.get("stride") if guide(protocol).stride else None,
+        str(asked.get("start") or Settings.start),
+        protocol,
+        asked.get("context") or "",
+    )

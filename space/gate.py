@@ -8,7 +8,6 @@ the loader elsewhere.
 
 import os
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,7 +43,6 @@ class Admission:
     name: str
     commit: str
     files: tuple[str, ...]
-    weight_bytes: int
 
 
 def admit(name: str, limits: Limits, endpoint: str | None = None) -> Admission:
@@ -61,11 +59,12 @@ def admit(name: str, limits: Limits, endpoint: str | None = None) -> Admission:
     check_access(name, info)
     check_code(name, info)
     check_architecture(name, info)
-    weight_bytes = check_size(name, info, limits)
+    check_size(name, info, limits)
     if not COMMIT.fullmatch(info.sha or ""):
         raise Refused(f"The Hub does not report the revision of {name}. Try again later.")
-    files = tuple(f.rfilename for f in info.siblings if is_wanted(f.rfilename))
-    return Admission(name, info.sha, files, weight_bytes)
+    names = [file.rfilename for file in info.siblings]
+    files = tuple(name for name in names if WEIGHTS.fullmatch(name) or DATA.fullmatch(name))
+    return Admission(name, info.sha, files)
 
 
 def check_name(name: str) -> None:
@@ -138,8 +137,8 @@ def check_architecture(name: str, info: ModelInfo) -> None:
         )
 
 
-def check_size(name: str, info: ModelInfo, limits: Limits) -> int:
-    """Return the size of the weights in bytes, if there are any and not too many."""
+def check_size(name: str, info: ModelInfo, limits: Limits) -> None:
+    """Refuse a model without weights, or with too many."""
     sizes = {file.rfilename: file.size for file in info.siblings or ()}
     weights = [size for file, size in sizes.items() if WEIGHTS.fullmatch(file)]
     data = [size for file, size in sizes.items() if DATA.fullmatch(file)]
@@ -155,26 +154,14 @@ def check_size(name: str, info: ModelInfo, limits: Limits) -> int:
             f"{name} is too large for this page: its weights take {sum(weights) / 1e9:.1f} GB, and "
             f"at most {limits.model_bytes / 1e9:.1f} GB fit. Use the metric on a machine of your own."
         )
-    return sum(weights)
 
 
-def is_wanted(file: str) -> bool:
-    return bool(WEIGHTS.fullmatch(file) or DATA.fullmatch(file))
-
-
-def fetch(
-    admission: Admission,
-    folder: str | None = None,
-    endpoint: str | None = None,
-    bar: type | None = None,
-) -> Path:
+def fetch(admission: Admission, folder: str | None = None, endpoint: str | None = None) -> Path:
     """Download the checked commit of an admitted model; return its folder.
 
     Args:
         folder: where to put it; None for the Hub's cache.
-        bar: a class like tqdm's, told of every few bytes.
     """
-    watched = {} if bar is None else {"tqdm_class": bar}
     try:
         paths = [
             hf_hub_download(
@@ -185,9 +172,8 @@ def fetch(
                 endpoint=endpoint,
                 token=False,
                 etag_timeout=TIMEOUT,
-                **watched,
             )
-            for file in _weights_last(admission.files)
+            for file in admission.files
         ]
     except EntryNotFoundError as error:
         raise Refused(f"A file of {admission.name} is missing on the Hub.") from error
@@ -197,10 +183,6 @@ def fetch(
             "bundled model."
         ) from error
     return Path(paths[0]).parent
-
-
-def _weights_last(files: Sequence[str]) -> list[str]:
-    return sorted(files, key=lambda file: (bool(WEIGHTS.fullmatch(file)), file))
 
 
 def _gated(name: str) -> str:

@@ -15,11 +15,8 @@ class Limits:
         seconds: that one request may compute.
         window: the longest window offered, whatever the model takes.
         model_bytes: weights of a model, as stored on the Hub.
-        model_parameters: weights of a model, as its configuration would build it.
         models: how many are kept in memory.
-        waiting: requests in the line; in a full one, those of who had most are turned away.
-        downloads: models that are fetched at once.
-        looking: seconds that it may take to open a model and try it out.
+        waiting: requests in the queue.
     """
 
     characters: int = 200_000
@@ -27,11 +24,8 @@ class Limits:
     seconds: float = 60.0
     window: int = 2048
     model_bytes: int = 1_500_000_000
-    model_parameters: int = 800_000_000
     models: int = 2
-    waiting: int = 40
-    downloads: int = 3
-    looking: float = 60.0
+    waiting: int = 200
 
 
 class Refused(ValueError):
@@ -39,14 +33,14 @@ class Refused(ValueError):
 
 
 def whole_characters(text: str, name: str) -> str:
-    """Return a text with line ends as the page has them; refuse half a character."""
+    """Return a text as it is; refuse half a character."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
         raise Refused(
             f"The {name} contains broken characters (half of a pair). Paste it again."
         ) from None
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+    return text
 
 
 def duration(seconds: float) -> str:

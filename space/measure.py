@@ -2,17 +2,17 @@
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
 
 from perplexity_sliding.errors import wording_of
 from perplexity_sliding.results.totals import ratio_of_perplexities
 from perplexity_sliding.views.markup import count
 
-from .deadline import within
 from .intervals import without_thin
-from .jobs import Job
 from .limits import Limits, Refused, whole_characters
 from .metric import new_metric
-from .models import LoadedModel
 from .settings import Settings
 
 ALTERNATIVES = 5
@@ -37,6 +37,23 @@ PAGE_ADVICE = {
     "boundary": "Begin the text with a space, and end the context without one.",
     "context_lengths": "Leave the context empty.",
 }
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model and its tokenizer, ready to score.
+
+    Attributes:
+        name: what the visitor calls it.
+        window: the longest window to offer.
+        commit: of the Hub's repository; None for the bundled model.
+    """
+
+    name: str
+    model: torch.nn.Module
+    tokenizer: object
+    window: int
+    commit: str | None
 
 
 def find_window(model, tokenizer, limits: Limits) -> int:
@@ -159,9 +176,9 @@ def _compute(loaded: LoadedModel, text: str, callback, arguments: dict) -> dict:
 
 
 def check_text(text: str, limits: Limits) -> str:
-    """Return the text with normalized line ends, or refuse it."""
+    """Return the text, or refuse it."""
     if not isinstance(text, str) or not text.strip():
-        raise Refused("There is no text yet. Write or paste some, upload a file or pick a sample.")
+        raise Refused("There is no text yet. Write or paste some, or pick a sample.")
     if len(text) > limits.characters:
         raise Refused(
             f"The text has {len(text):,} characters, and this page takes {limits.characters:,} at "
@@ -170,23 +187,15 @@ def check_text(text: str, limits: Limits) -> str:
     return whole_characters(text, "text")
 
 
-def check_tokens(loaded: LoadedModel, text: str, limits: Limits, job: Job) -> list[int]:
-    """Return the ids of the text's tokens, refusing it if they are too many for the page."""
-    job.check()
-    # Patterns of a stranger's tokenizer can be made to search for ever.
-    ids = within(
-        limits.seconds,
-        lambda: loaded.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"],
-        job,
-        f"Cutting the text into tokens of {loaded.name}",
-    )
+def check_tokens(loaded: LoadedModel, text: str, limits: Limits) -> None:
+    """Refuse a text that has too many tokens for the page."""
+    ids = loaded.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     if len(ids) > limits.tokens:
         raise Refused(
             f"The text has {count(len(ids), 'token')} for {loaded.name}, and this page takes "
             f"{limits.tokens:,} at most. Shorten it, or use the metric on your own machine, which "
             "takes any length."
         )
-    return ids
 
 
 def in_page_words(error: object) -> str:

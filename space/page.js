@@ -1,310 +1,485 @@
-/* What happens between the parts: results that are out of date, and what a change has changed. */
-const SAME_CHANGE_MS = 2500; // results that follow each other faster belong to one drag of a slider
-const SETTINGS = ["model", "window", "stride", "start", "protocol", "compare", "other"]; // of an address
-const COMPARISONS = { "Other models": "models", "Other strides": "strides", "Other tools": "tools" }; // by the name of the tab
-let request = null, before = null, blank = false; // blank: no text but spaces
+/* The page: what was chosen, what is scored, and what is said about it. */
+const SETTINGS = ["model", "window", "stride", "start", "protocol"];
+const KEPT = "perplexity-sliding", TYPED_MS = 150, CHARACTERS_A_MS = 100, FEWEST_COMPARED = 4;
+const COLOURS = {
+  surprise: "surprise", rank: "rank of the guess", context: "tokens before it", window: "window",
+};
+const state = { model: PAGE.models[0], window: null, stride: null, start: null, protocol: null, context: "" };
+let result = PAGE.opening; // the last score
+let isAsked = false; // whether the visitor changed anything: then the address follows
+let half = 0; // characters of a text that was said twice, up to where it is said again
+const editor = new Editor(choose);
+const line = new Line("score", busyIn(byId("busy")));
 
-/* Texts and settings outlive a reload of the page, in this tab alone; some browsers allow a page within another none. */
-const KEPT = "perplexity-sliding";
-let isPressed = false; // Score, while the server was gone
-let isLeaving = false; // for another link: what still arrives here belongs to neither the tab nor its address
-function keep(text, context, values) {
-  if (isLeaving) return;
-  const settings = Object.fromEntries(values.map((value, n) => [SETTINGS[n], value]).filter(([, value]) => value || value === 0));
-  try { sessionStorage.setItem(KEPT, JSON.stringify({ text, context, settings, pressed: isPressed && gone.isConnected })); } catch { /* then they don't */ }
-}
-function kept() {
-  const reloaded = performance.getEntriesByType("navigation")[0]?.type === "reload";
-  try { return (reloaded && sessionStorage.getItem(KEPT)) || ""; } catch { return ""; }
-}
-window.perplexityKept = kept();
-/* A link that is put into the address bar here changes only what is behind the #, which loads nothing. */
-addEventListener("hashchange", ({ newURL }) => {
-  isLeaving = true;
-  if (location.href !== newURL) history.replaceState(history.state, "", newURL); // a result came since
-  try { sessionStorage.removeItem(KEPT); } catch { /* nothing was kept */ }
-  location.reload();
-});
-
-/* Adler-32 of a text in UTF-8, as `mark` in settings.py has it: enough to see that a text changed. */
-function digest(text) {
-  let a = 1, b = 0;
-  for (const byte of new TextEncoder().encode(text)) { a = (a + byte) % 65521; b = (b + a) % 65521; }
-  return b * 65536 + a;
+function request() {
+  return { ...state, text: area.value };
 }
 
-window.perplexityMark = digest;
+/* --- scoring --- */
 
-const NOTE_MS = 1500; // the delay of its animation
-const OUT_OF_DATE = "These results are out of date. Press Score to update them.", NO_TEXT = "No text is there to score: write or paste one, or choose a sample.";
-const ON_ITS_WAY = "These results are out of date: new ones are being computed.", UNSCORED = "This text is not scored yet. Press Score.";
-// What is scored by itself shows its progress, and no Stop.
-const whyStale = () => blank ? NO_TEXT : document.querySelector("#stop:not(:disabled), #status progress") ? ON_ITS_WAY : document.querySelector(".ps-other-text") ? UNSCORED : OUT_OF_DATE;
-function staleNote() {
-  const note = make("p", "ps-stale-note");
-  note.setAttribute("role", "status");
-  // With the fading in: said at every pause of typing, it would talk over it.  By then the next result may
-  // have made the paragraph one of its own, without this class.
-  setTimeout(() => { if (note.matches(".ps-stale-note")) note.textContent = whyStale(); }, NOTE_MS);
-  return note;
+let waiting = null;
+function changed() {
+  isAsked = true;
+  keep();
+  byId("answer").classList.add("old");
+  clearTimeout(waiting);
+  waiting = setTimeout(score, TYPED_MS + area.value.length / CHARACTERS_A_MS);
 }
 
-/* Dim every result that is not of the present text and settings, and say so once in its tab. */
-function compareWithRequest() {
-  if (!request) return;
-  const noted = new Set(); // tabs
-  for (const view of document.querySelectorAll("[data-of]")) {
-    const of = JSON.parse(view.dataset.of), stale = of.some((value, n) => value !== null && value !== request[n]);
-    const note = view.querySelector(":scope > .ps-stale-note"), tab = view.closest("[role=tabpanel]"), isFirst = !noted.has(tab);
-    view.classList.toggle("ps-stale", stale);
-    view.classList.toggle("ps-other-text", of[0] !== request[0]);
-    if (stale) noted.add(tab);
-    if (stale && isFirst && !note) view.prepend(staleNote());
-    if (!stale || !isFirst) note?.remove();
-    else if (note?.textContent && note.textContent !== whyStale()) note.textContent = whyStale();
+async function score() {
+  clearTimeout(waiting);
+  const asked = request();
+  if (!asked.text.trim()) {
+    line.stop();
+    byId("busy").textContent = "No text is there: write or paste one, or try another.";
+    return null;
   }
+  const answer = await line.ask(asked);
+  if (!answer || asked.text !== area.value) return null;
+  showScore(answer);
+  followAddress();
+  askOpenQuestions();
+  return answer;
 }
 
-/* The page's components call this with their values. */
-window.perplexityAsked = (text, ...settings) => {
-  const context = settings.pop();
-  const whole = settings.map((value) => typeof value === "number" ? Math.trunc(value) : value?.trim()); // as it is scored
-  request = [digest(text ?? ""), ...whole, digest(context ?? "")];
-  blank = !text?.trim();
-  keep(text, context, whole);
-  compareWithRequest();
-};
-
-/* The tab that is open: its name, what it shows, and the first view there that may be old. */
-function openTab() {
-  const tab = document.querySelector("#results [role=tab][aria-selected=true]"), panel = [...document.querySelectorAll("#results [role=tabpanel]")].find((one) => one.checkVisibility());
-  return { name: tab?.textContent.trim(), panel, view: panel?.querySelector("[data-of]") };
-}
-window.perplexityShown = () => { const { name, view } = openTab(); return [COMPARISONS[name] ?? "score", view?.dataset.of ?? ""]; };
-
-/* A link may open a comparison: once, when its text is scored. */
-let linked = true;
-window.perplexityOpen = (comparison) => {
-  const tab = [...document.querySelectorAll("#results [role=tab]")].find((one) => COMPARISONS[one.textContent.trim()] === comparison);
-  if (linked && comparison) tab?.click();
-  linked = false;
-};
-
-/* The address bar follows the results: the score's, or those of the comparison that is open. */
-let asked = false;
-function followShown() {
-  const { name, panel, view } = openTab(), address = panel?.querySelector("[data-address]")?.dataset.address;
-  if (name in COMPARISONS) asked = true;
-  if (asked && address && !view?.matches(".ps-stale")) follow(address);
-}
-document.addEventListener("click", ({ target }) => { if (target.closest?.("[role=tab]")) setTimeout(followShown, 100); });
-function follow(address) {
-  if (isLeaving) return;
-  const from = new URL(address, location.href), to = new URL(location.href);
-  for (const name of SETTINGS) to.searchParams.delete(name);
-  for (const [name, value] of from.searchParams) to.searchParams.set(name, value);
-  to.hash = from.hash;
-  if (to.href !== location.href) history.replaceState(history.state, "", to);
+function choose(chosen) {
+  Object.assign(state, chosen);
+  if ("window" in chosen && state.stride > state.window) state.stride = null;
+  changed();
 }
 
-/* Beside a number: what it was before the last change of settings, and at what cost. */
-function cardView(view, data) {
-  const time = Date.now(), change = view.querySelector(".ps-change");
-  const earlier = before && time - before.time < SAME_CHANGE_MS ? before.earlier ?? before : before;
-  asked ||= before !== null; // the first result is there before anything is asked
-  before = { ...data, time, earlier };
-  if (!earlier || earlier.text !== data.text || String(earlier.recipe) === String(data.recipe) || !change) return;
-  const share = 100 * (data.perplexity / earlier.perplexity - 1), work = data.read / earlier.read;
-  const same = number(earlier.perplexity) === number(data.perplexity), small = Math.abs(share) < 0.05;
-  const changed = same ? "unchanged" : small ? "less than 0.1 % apart" : `${share < 0 ? "−" : "+"}${Math.abs(share).toFixed(1)} %`;
-  const parts = [`${number(earlier.perplexity)} → ${number(data.perplexity)}, ${changed}`];
-  if (earlier.model === data.model) parts.push(Math.abs(work - 1) < 0.05 ? "the same work" : `${work.toPrecision(2)} × the work`);
-  if (earlier.scored !== data.scored) parts.push(`not comparable: ${tokens(data.scored)} scored instead of ${fmt(earlier.scored)}`);
-  change.textContent = parts.join(", ");
+/* Put another text in the place of the present one. */
+function setText(text, words) {
+  area.value = text;
+  area.scrollTop = mirror.scrollTop = 0;
+  half = 0;
+  say(words ?? "");
+  editor.lay();
+  resetTwice();
+  changed();
 }
 
-/* A server that does not answer: gradio's words of it go after some seconds, and nothing else would say why
-   Score does nothing. */
-const GONE = "The server does not answer. What you wrote is still here: copy it before you close the page, or press Score to try again.";
-const gone = make("p", "ps-view ps-gone-note"), plainFetch = window.fetch.bind(window);
-gone.setAttribute("role", "alert");
-function tellGone() {
-  gone.textContent = `${GONE} Last tried at ${new Date().toLocaleTimeString("en-GB")}.`;
-  if (!gone.isConnected) document.body.append(gone);
-}
-window.fetch = async (resource, options) => {
-  try {
-    const response = await plainFetch(resource, options);
-    if (new URL(response.url || location.href).origin === location.origin) gone.remove();
-    return response;
-  } catch (error) {
-    if (error.name !== "AbortError") tellGone();
-    throw error;
-  }
-};
-
-/* Once a server is gone, gradio tells of no change and no press, and when it is back, loads the page anew. */
-function tellShown() {
-  if (!gone.isConnected || (!request && window.perplexityKept)) return; // else what was kept is not back yet
-  const valueOf = (selector) => document.querySelector(selector)?.value, sizeOf = (name) => fieldOf(name) ? Number(fieldOf(name).value) : null;
-  const [, model, , , start] = request ?? JSON.parse(document.querySelector(".ps-card").dataset.of);
-  window.perplexityAsked(valueOf("#text textarea"), model, sizeOf("window"), sizeOf("stride"), valueOf("#settings input[type=radio]:checked") ?? start,
-    valueOf("#settings input[aria-label=Protocol]"), valueOf("#settings textarea"));
-}
-for (const type of ["input", "focusout"]) document.addEventListener(type, () => setTimeout(tellShown));
-document.addEventListener("click", ({ target }) => {
-  if (!gone.isConnected || !target.closest?.("#score")) return;
-  isPressed = true;
-  tellShown();
-}, true);
-
-/* Gradio's tabs and its accordion, for a keyboard and a screen reader. */
-document.addEventListener("keydown", (event) => {
-  const tabs = [...event.target.closest?.("[role=tablist]")?.querySelectorAll("[role=tab]") ?? []], at = tabs.indexOf(event.target);
-  const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: -1 }[event.key];
-  if (at < 0 || to === undefined) return;
-  event.preventDefault();
-  tabs.at(to % tabs.length).focus(); // what measures when it is opened waits for Enter
+area.addEventListener("input", () => {
+  half = 0;
+  if (state.forgets) Object.assign(state, { window: null, stride: null });
+  resetTwice();
+  changed();
 });
-function tellOpen() {
-  for (const button of document.querySelectorAll("button.label-wrap")) button.setAttribute("aria-expanded", button.matches(".open"));
+// The first words are there to be replaced: who comes to them selects them.
+area.addEventListener("focus", () => { if (!isAsked) area.select(); }, { once: true });
+
+/* --- what is said about it --- */
+
+function showScore(answer) {
+  result = answer;
+  byId("answer").classList.remove("old");
+  editor.show(answer.text, answer.settings);
+  byId("play").hidden = answer.text.windows.length < 2 || !answer.text.slides;
+  byId("perplexity").textContent = number(answer.perplexity);
+  byId("give").textContent = giveOrTake(answer);
+  byId("verdict").textContent = answer.verdict;
+  byId("doubt").textContent = answer.foreign || answer.doubt;
+  byId("doubt").classList.toggle("alert", Boolean(answer.foreign));
+  const isOwn = answer.settings.model === PAGE.models[0];
+  byId("who").textContent = isOwn
+    ? "This model is tiny, and has read old English novels only."
+    : `Of ${answer.settings.model}.`;
+  drawScale(answer);
+  tellWorst(answer.worst);
+  showLab(answer);
 }
-document.addEventListener("click", () => setTimeout(tellOpen));
 
-document.addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) document.getElementById("score")?.click();
-});
+/* The ± as the two ends between which it lies: it is no symmetric one. */
+function giveOrTake({ interval }) {
+  if (!interval) return "";
+  const [low, high] = interval, most = high > 1e6 ? "more than a million" : number(high);
+  return `give or take: ${number(low)} to ${most}`;
+}
 
-/* Gradio opens a list at every key but Escape: at Tab too, once the field has been left, and at Shift. */
-document.addEventListener("keydown", (event) => {
-  if (["Tab", "Shift", "Control", "Alt", "Meta"].includes(event.key) && event.target.matches?.("input[role=combobox]")) event.stopPropagation();
-}, true);
+function tellWorst(worst) {
+  const told = byId("story");
+  told.replaceChildren();
+  if (!worst) return;
+  const word = make("button", `word b${colour(worst.bits).slice(1)}`, worst.word);
+  word.type = "button";
+  word.addEventListener("click", () => editor.reveal(worst.piece));
+  told.append("Biggest surprise: ", word, `, ${worst.odds}.`);
+  if (worst.expected) told.append(" It expected “", make("b", "", worst.expected), "”.");
+}
 
-/* Enter takes the focus away from such a field: in a drawer, the next Tab would begin behind it. */
-document.addEventListener("keydown", ({ key, target }) => {
-  if (key !== "Enter" || !target.matches?.(".ps-drawer input[role=combobox]")) return;
-  setTimeout(() => {
-    if (document.activeElement !== document.body) return;
-    target.focus();
-    target.dispatchEvent(new KeyboardEvent("keydown", { key: "Escape", bubbles: true })); // which closes the list that opens
+/* The scale from certainty to nonsense: landmarks below a line, the text above it with its ±. */
+function drawScale({ perplexity, interval, landmarks, verdict }) {
+  const scale = byId("scale"), ends = landmarks.map(([, value]) => Math.log(value));
+  const own = Math.log(Math.max(1, perplexity));
+  const low = Math.min(...ends, own) - 0.4, high = Math.max(...ends, own) + 0.4;
+  const at = (value) => clamp((100 * (Math.log(Math.max(1, value)) - low)) / (high - low), 0, 100);
+  const put = (name, from, to, words) => {
+    const part = make("span", name, words);
+    part.style.left = `${from}%`;
+    if (to !== null) part.style.width = `${to - from}%`;
+    scale.append(part);
+    return part;
+  };
+  scale.replaceChildren(make("span", "axis"));
+  scale.setAttribute("aria-label", verdict);
+  if (interval) put("range", at(interval[0]), at(interval[1]));
+  put("own", at(perplexity), null);
+  const marks = landmarks.map(([name, value]) => {
+    put("tick", at(value), null);
+    return put("landmark", at(value), null, name.replace(/^(a|the) /, ""));
   });
+  const rows = []; // where the last name of each row ends: names that would touch stand below each other
+  const box = scale.getBoundingClientRect();
+  for (const mark of marks) {
+    const width = mark.offsetWidth;
+    const begin = clamp(mark.offsetLeft - width / 2, 0, Math.max(0, box.width - width));
+    let row = rows.findIndex((end) => end + 8 < begin);
+    if (row < 0) row = rows.length;
+    rows[row] = begin + width;
+    mark.style.left = `${begin}px`;
+    mark.style.top = `${26 + 18 * row}px`;
+  }
+  scale.style.height = `${30 + 18 * Math.max(2, rows.length)}px`;
+}
+
+/* --- say it twice --- */
+
+const twice = byId("twice");
+function resetTwice() {
+  twice.textContent = "Say it twice";
+  state.forgets = false;
+}
+
+/* As much of the text as fits twice into a window, up to the end of a sentence or a word. */
+function saidOnce() {
+  const { bits, pieces, segments } = result.text, most = Math.floor(result.settings.longest / 2) - 4;
+  if (bits.length <= most) return area.value.trim();
+  const last = segments.findIndex((range) => range && range[1] >= most);
+  const length = pieces.lengths.slice(0, last).reduce((a, b) => a + b, 0);
+  const part = area.value.slice(0, length), sentences = part.match(/^[^]*[.!?\n]/);
+  return (sentences?.[0] ?? part.replace(/\S*$/, "")).trim();
+}
+
+/* Mean bits of the tokens before a character and after it, and how many there are before it. */
+function halves(answer, characters) {
+  const { pieces, segments, bits } = answer.text, sums = [0, 0], counts = [0, 0];
+  let at = 0;
+  pieces.lengths.forEach((length, n) => {
+    const part = at + length > characters + 1 ? 1 : 0;
+    at += length;
+    if (!segments[n]) return;
+    for (let token = segments[n][0]; token <= segments[n][1]; token++) {
+      if (bits[token] === null) continue;
+      sums[part] += bits[token];
+      counts[part] += 1;
+    }
+  });
+  return { means: sums.map((sum, n) => sum / Math.max(1, counts[n])), count: counts[0] };
+}
+
+twice.addEventListener("click", async () => {
+  if (!half) return sayTwice();
+  return state.forgets ? remember() : forget();
 });
 
-/* A button that is hidden once it was pressed leaves the focus to the number that it was for. */
-let pressed = null;
-document.addEventListener("focusin", ({ target }) => { pressed = target.matches("#score, #stop") ? target : null; });
-function keepFocus() {
-  if (!pressed || document.activeElement !== document.body || (pressed.checkVisibility() && !pressed.disabled)) return;
-  const card = document.querySelector(".ps-card");
-  pressed = null;
-  if (!card) return;
-  card.tabIndex = -1;
-  card.focus({ preventScroll: true });
+async function sayTwice() {
+  const once = saidOnce();
+  if (!once) return;
+  setText(`${once} ${once}`);
+  half = once.length;
+  Object.assign(state, { window: null, stride: null, context: "" });
+  const answer = await score();
+  if (!answer) return;
+  const { means: [first, second] } = halves(answer, half);
+  const end = second < 0.5 * first
+    ? "It has just read it: that is context."
+    : "This model hardly remembers what it has just read.";
+  say(`The first time, a token took ${first.toFixed(1)} bits; the second time ${second.toFixed(1)}. ${end}`);
+  twice.textContent = "Let it forget";
 }
-setInterval(keepFocus, 200);
 
-/* A number that was only deleted comes back: gradio puts the lowest there, the dearest of all strides. */
-document.addEventListener("focus", ({ target }) => {
-  if (target.matches?.("input[type=number]")) target.dataset.before = target.value;
-}, true);
-document.addEventListener("blur", ({ target }) => {
-  if (!target.matches?.("input[type=number]") || target.value) return;
-  target.value = target.dataset.before;
-  target.dispatchEvent(new Event("input", { bubbles: true }));
-}, true);
-
-/* A number that cannot be used is replaced by the nearest that can, and a sentence says so. */
-const corrected = make("p", "ps-view ps-corrected");
-corrected.setAttribute("role", "status");
-document.addEventListener("change", ({ target }) => {
-  if (!target.matches?.("#sizes input[type=number]") || !target.value) return;
-  const typed = Number(target.value), name = target.closest("#window") ? "window" : "stride", low = Number(target.min);
-  const high = Number(name === "window" ? target.max : fieldOf("window").value);
-  const used = clamp(Math.trunc(typed), low, high), out = typed < low || typed > high;
-  if (used === typed) return corrected.remove();
-  corrected.textContent = `The ${name} is ${out ? `between ${fmt(low)} and ${tokens(high)}` : "a whole number of tokens"}: ${typed.toLocaleString("en")} became ${fmt(used)}.`;
-  document.getElementById("sizes").after(corrected);
-  target.value = used;
-  target.dispatchEvent(new Event("input", { bubbles: true }));
-}, true);
-
-/* Browsers give the focus back to what opened the first of several cards only. */
-document.addEventListener("toggle", ({ newState, target }) => {
-  const focused = document.activeElement;
-  if (newState !== "closed" || (focused !== document.body && focused.checkVisibility())) return;
-  document.querySelector(`[popovertarget="${target.id}"]:not([popovertargetaction=hide])`)?.focus({ preventScroll: true });
-}, true);
-
-/* What is folded open stays open with the next result. */
-const unfolded = {};
-document.addEventListener("toggle", ({ target }) => { if (target.dataset?.keep) unfolded[target.dataset.keep] = target.open; }, true);
-
-/* What the first screen is made of; gradio draws each as soon as its own script is there. */
-const FIRST_SCREEN = [".ps-intro", "#samples input", "#upload", "#model input", "#open-settings button", ".ps-mirror [data-n]", ".ps-card", "#window input", "#stride input", "#score", "#status .ps-status"];
-const LATEST_MS = 30_000; // if a part never comes, those that did are shown
-const root = document.documentElement;
-function showWhole() { root.classList.add("ps-whole"); }
-setTimeout(showWhole, LATEST_MS);
-
-const VIEWS = { text: editorView, compare: compareView, gain: gainView, card: cardView, share: shareView };
-
-function wake() {
-  let news = false;
-  keepStage();
-  for (const view of document.querySelectorAll("[data-view]:not([data-ready])")) {
-    if (view.dataset.view === "text" && drawn?.isDragged()) continue; // an answer to where a handle was: it comes when the handle is let go
-    view.dataset.ready = "yes";
-    news = true;
-    revive(view);
-    VIEWS[view.dataset.view](view, JSON.parse(view.dataset.payload));
-  }
-  for (const fold of document.querySelectorAll("details[data-keep]:not([data-kept])")) { fold.dataset.kept = "yes"; fold.open = Boolean(unfolded[fold.dataset.keep]); }
-  for (const drawer of document.querySelectorAll(".ps-drawer:not(.ps-open)")) {
-    drawer.inert = true;
-    drawer.setAttribute("role", "dialog");
-    drawer.setAttribute("aria-label", drawer.querySelector("h2")?.textContent ?? "");
-  }
-  for (const button of document.querySelectorAll("[data-open]:not([aria-haspopup])")) {
-    button.setAttribute("aria-haspopup", "dialog");
-    if (button.dataset.open !== "game") button.setAttribute("aria-expanded", "false");
-  }
-  for (const box of document.querySelectorAll("#share textarea:not([aria-label])")) // else called "Copy"
-    box.setAttribute("aria-label", box.closest("label")?.querySelector("[data-testid=block-info]")?.textContent.trim() ?? "");
-  for (const note of document.querySelectorAll(".ps-stale-note")) if (note.textContent && note.textContent !== whyStale()) note.textContent = whyStale();
-  for (const figure of document.querySelectorAll(".ps-chart:not(:has(.ps-save))")) offerChart(figure);
-  tellOpen();
-  if (news) compareWithRequest();
-  followShown();
-  if (!root.matches(".ps-whole") && FIRST_SCREEN.every((part) => document.querySelector(part))) showWhole();
+/* Draw the window so short that the first time falls out of it, and score again. */
+async function forget() {
+  const { count, means: [, remembered] } = halves(result, half), window = Math.max(2, count);
+  const length = result.text.bits.length;
+  editor.showWindow(true);
+  await shrinkWindow(length, window);
+  Object.assign(state, { window, stride: Math.max(1, Math.floor(window / 8)), forgets: true });
+  const answer = await score();
+  if (!answer) return;
+  editor.step(answer.text.windows.length - 1);
+  const { means: [, second] } = halves(answer, half);
+  const end = second > 1.5 * remembered ? "It has forgotten." : "To this model that makes little difference.";
+  say(`Now it sees ${tokens(window)} at a time: the first time has fallen out, and the second ` +
+    `takes ${second.toFixed(1)} bits a token. ${end}`);
+  twice.textContent = "Let it remember";
 }
-/* Mark the rows of the tools that give a number as it is printed elsewhere, whichever of their averages it is. */
+
+async function remember() {
+  Object.assign(state, { window: null, stride: null, forgets: false });
+  editor.showWindow(false);
+  const answer = await score();
+  if (!answer) return;
+  say("The window holds both again, and the second time is no surprise.");
+  twice.textContent = "Let it forget";
+}
+
+async function shrinkWindow(length, window) {
+  if (still()) return;
+  const frames = 24;
+  for (let frame = 1; frame <= frames; frame++) {
+    const from = Math.round(((length - window) * frame) / frames);
+    editor.preview = Object.assign([from, Math.max(from, length - 1), length, 0], { window });
+    editor.laid.restyleAll();
+    editor.place();
+    await new Promise((go) => setTimeout(go, 40));
+  }
+}
+
+byId("play").addEventListener("click", () => {
+  const isLast = editor.now >= result.text.windows.length - 1;
+  editor.play(isLast ? 0 : editor.now);
+});
+
+/* One glide when the page opens with a text of several windows, from the second on. */
+function glide() {
+  if (still() || result.text.windows.length < 2 || !result.text.slides) return;
+  editor.play(1, clamp(4000 / result.text.windows.length, 150, 900));
+}
+
+/* --- other texts --- */
+
+const sample = byId("sample"), file = byId("file");
+sample.append(new Option("another text …", ""));
+for (const [path, name] of Object.entries(PAGE.samples)) sample.append(new Option(name, path));
+sample.append(new Option("A file of yours …", "file"));
+sample.addEventListener("change", async () => {
+  const path = sample.value;
+  if (path === "file") file.click();
+  else if (path) setText(await (await fetch(`samples/${path}`)).text());
+  sample.value = "";
+});
+file.addEventListener("change", () => { if (file.files[0]) readFile(file.files[0]); file.value = ""; });
+for (const type of ["dragover", "drop"]) {
+  stage.addEventListener(type, (event) => {
+    if (!event.dataTransfer.types.includes("Files")) return;
+    event.preventDefault();
+    if (type === "drop") readFile(event.dataTransfer.files[0]);
+  });
+}
+
+async function readFile(chosen) {
+  const bytes = new Uint8Array(await chosen.arrayBuffer());
+  const kind = bytes[0] === 0xff && bytes[1] === 0xfe ? "utf-16le" : "utf-8";
+  let text;
+  try {
+    text = new TextDecoder(kind, { fatal: true }).decode(bytes);
+  } catch {
+    return say("That file is not plain text. Save it as a text file (.txt) in UTF-8.");
+  }
+  if (text.length > PAGE.limits.characters) {
+    return say(`That file has ${fmt(text.length)} characters; this page takes ${fmt(PAGE.limits.characters)}.`);
+  }
+  const ends = text.includes("\r") ? " Its line ends (\\r\\n) became \\n, as a text box has them." : "";
+  return setText(text, `${chosen.name} is here.${ends}`);
+}
+
+/* --- questions --- */
+
+class Question {
+  constructor(id, known) {
+    this.fold = byId(id);
+    this.view = this.fold.querySelector(".view");
+    this.known = known;
+    this.note = make("p", "quiet");
+    this.shown = make("div");
+    this.view.append(this.note, this.shown);
+    this.line = new Line(id, busyIn(this.note));
+    this.fold.addEventListener("toggle", () => (this.fold.open ? this.ask() : this.line.stop()));
+  }
+
+  async ask() {
+    const asked = { ...request(), other: byId("other").value }, key = JSON.stringify(asked);
+    if (!this.fold.open || key === this.key || !asked.text.trim()) return;
+    this.key = null;
+    this.shown.classList.add("old");
+    if (!this.shown.firstChild) this.shown.append(make("p", "", this.known()));
+    const answer = await this.line.ask(asked);
+    if (!answer) return;
+    this.key = key;
+    this.shown.classList.remove("old");
+    this.shown.innerHTML = answer.html;
+    for (const view of this.shown.querySelectorAll("[data-view]")) {
+      revive(view);
+      compareView(view, JSON.parse(view.dataset.payload));
+    }
+  }
+}
+
+const numberNow = () => `${number(result.perplexity)} (${result.recipe})`;
+const questions = [
+  new Question("memory", () => `With all of its window, the perplexity is ${numberNow()}.`),
+  new Question("tools", () => `Your number is ${numberNow()}. The other tools are asked.`),
+  new Question("models", () => `The model of the page has ${numberNow()}.`),
+];
+const askOpenQuestions = () => questions.forEach((question) => question.ask());
+byId("other").value = PAGE.other;
+byId("other").addEventListener("change", askOpenQuestions);
+document.querySelector("#teaser a").addEventListener("click", (event) => {
+  event.preventDefault(); // a link elsewhere in the page would be another address
+  byId("tools").open = true;
+  byId("tools").querySelector("summary").focus();
+  byId("tools").scrollIntoView({ behavior: still() ? "auto" : "smooth" });
+});
+
+/* A row of the tools' table: its settings become those of the page. */
+byId("tools").addEventListener("click", ({ target }) => {
+  const row = target.closest("button")?.closest("[data-protocol]");
+  if (!row) return;
+  const { protocol, window, stride } = row.dataset;
+  choose({ protocol, window: Number(window), stride: Number(stride) || null, start: null });
+  scrollTo({ top: 0, behavior: still() ? "auto" : "smooth" });
+});
+
+/* Mark the rows of the tools that give a number as it is printed elsewhere, whichever average it is. */
 function markRead(field) {
   const view = field.closest(".ps-view"), written = field.value.trim().replace(",", ".");
-  const isNumber = /^\d+(\.\d*)?$/.test(written) && Number(written) > 0;
-  const half = 0.5 / 10 ** (written.split(".")[1] ?? "").length;
+  const isNumber = /^\d+(\.\d*)?$/.test(written) && Number(written) > 0, read = Number(written);
+  const halfDigit = 0.5 / 10 ** (written.split(".")[1] ?? "").length;
   const values = [...view.querySelectorAll("[data-values]")].flatMap((tool) =>
     Object.entries(JSON.parse(tool.dataset.values)).map(([name, value]) => ({ tool, name, value })));
-  const fits = isNumber ? values.filter(({ value }) => Number(written) - half <= value && value < Number(written) + half) : [];
-  for (const row of view.querySelectorAll(".ps-group")) row.classList.toggle("ps-fits", fits.some(({ tool }) => row.contains(tool)));
-  view.querySelector(".ps-reading").textContent = !written ? "" : !isNumber ? "Write it as it is printed, such as 29.41."
-    : fits.length ? `${fits.map(readAs).join("; ")}. ${byChance(Number(written), half, values)}` : nothingGives(written, values);
+  const fits = values.filter(({ value }) => isNumber && read - halfDigit <= value && value < read + halfDigit);
+  for (const row of view.querySelectorAll(".ps-group")) {
+    row.classList.toggle("ps-fits", fits.some(({ tool }) => row.contains(tool)));
+  }
+  const told = ({ tool, name, value }) =>
+    `the ${name.replaceAll("_", " ")} of ${tool.dataset.protocol}, ${value.toFixed(4)}`;
+  const far = ({ value }) => Math.abs(Math.log(value / read));
+  const nearest = isNumber && values.reduce((a, b) => (far(b) < far(a) ? b : a));
+  view.querySelector(".ps-reading").textContent = !written ? ""
+    : !isNumber ? "Write it as it is printed, such as 29.41."
+    : fits.length ? `It is ${fits.map(told).join("; ")}. That may be chance.`
+    : `No row gives it. The nearest is ${told(nearest)}.`;
+}
+document.addEventListener("input", ({ target }) => {
+  if (target.matches(".ps-read input")) markRead(target);
+});
+
+/* --- for researchers --- */
+
+for (const name of PAGE.models) byId("known-models").append(new Option(name));
+for (const name of Object.keys(PAGE.protocols)) byId("protocol").append(new Option(name));
+for (const name of PAGE.starts) byId("start").append(new Option(name));
+for (const [name, words] of Object.entries(COLOURS)) byId("colours").append(new Option(words, name));
+byId("colours").addEventListener("change", ({ target }) => editor.recolour(target.value));
+for (const name of SETTINGS) {
+  byId(name).addEventListener("change", ({ target }) => {
+    const value = target.value.trim();
+    if (name === "model") Object.assign(state, { window: null, stride: null });
+    if (name === "protocol") Object.assign(state, { stride: null, start: null });
+    if (!["window", "stride"].includes(name)) return choose({ [name]: value || null });
+    return choose({ [name]: value === "" ? null : Math.trunc(Number(value)) });
+  });
+}
+byId("context").addEventListener("input", ({ target }) => choose({ context: target.value }));
+
+function showLab({ settings, recipe, numbers, notes, signature }) {
+  const protocol = state.protocol ?? "sliding", known = PAGE.protocols[protocol];
+  const values = { ...settings, protocol, start: state.start ?? PAGE.starts[0] };
+  for (const name of SETTINGS) {
+    if (document.activeElement !== byId(name)) byId(name).value = values[name] ?? "";
+  }
+  byId("window").max = byId("stride").max = settings.longest;
+  byId("stride").disabled = !known.stride;
+  byId("idea").textContent = `${known.tool}. ${known.idea}`;
+  byId("recipe").textContent = `${recipe}. ${signature}`;
+  byId("numbers").replaceChildren(...numbers.map(([name, value, words]) => {
+    const row = make("div");
+    row.append(make("dt", "", name), make("dd", "", value), make("dd", "quiet", words));
+    return row;
+  }));
+  byId("notes").replaceChildren(...notes.map((note) => make("p", "quiet", note)));
+  byId("citation").replaceChildren();
 }
 
-const readAs = ({ tool, name, value }) => `${tool.dataset.protocol} gives it: ${name.replaceAll("_", " ")} ${value.toFixed(4)}`;
-const distance = (number) => ({ value }) => Math.abs(Math.log(value / number));
+/* --- the address, and a reload --- */
 
-function byChance(number, half, values) {
-  const near = new Set(values.filter((one) => distance(number)(one) < Math.log(1.1)).map(({ value }) => value.toPrecision(8)));
-  const expected = near.size * Math.log((number + half) / (number - half)) / (2 * Math.log(1.1));
-  return `By chance, ${expected.toPrecision(2)} of the numbers here would round to it.`;
+const base64 = (bytes) => btoa(String.fromCharCode(...bytes))
+  .replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
+const through = async (bytes, stream) =>
+  new Uint8Array(await new Response(new Blob([bytes]).stream().pipeThrough(stream)).arrayBuffer());
+const pack = async (text) =>
+  base64(await through(new TextEncoder().encode(text), new CompressionStream("deflate-raw")));
+async function unpack(packed) {
+  const bytes = Uint8Array.from(atob(packed.replaceAll("-", "+").replaceAll("_", "/")), (sign) => sign.charCodeAt(0));
+  return new TextDecoder("utf-8", { fatal: true }).decode(await through(bytes, new DecompressionStream("deflate-raw")));
 }
 
-function nothingGives(written, values) {
-  const { tool, name, value } = values.reduce((a, b) => distance(written)(b) < distance(written)(a) ? b : a);
-  return `No row gives it. The nearest is the ${name.replaceAll("_", " ")} of ${tool.dataset.protocol}, ${value.toFixed(4)}. score.py FILE --find ${written} tries other windows, strides and layouts too.`;
+const MOST_CHARACTERS = 4096; // browsers and messengers cut longer links
+async function address() {
+  const to = new URL(location.href);
+  for (const name of SETTINGS) {
+    to.searchParams.delete(name);
+    if (state[name] && state[name] !== PAGE.models[0]) to.searchParams.set(name, state[name]);
+  }
+  to.hash = `text=${await pack(area.value)}${state.context ? `&context=${await pack(state.context)}` : ""}`;
+  if (to.href.length > MOST_CHARACTERS) to.hash = "";
+  return to.href;
+}
+async function followAddress() {
+  if (isAsked) history.replaceState(null, "", await address());
 }
 
-document.addEventListener("input", ({ target }) => { if (target.matches?.(".ps-read input")) markRead(target); });
+function keep() {
+  const kept = JSON.stringify({ ...state, text: area.value });
+  try { sessionStorage.setItem(KEPT, kept); } catch { /* then a reload begins anew */ }
+}
+function readKept() {
+  const isReload = performance.getEntriesByType("navigation")[0]?.type === "reload";
+  try { return isReload ? JSON.parse(sessionStorage.getItem(KEPT)) : null; } catch { return null; }
+}
 
-new MutationObserver(wake).observe(root, { childList: true, subtree: true, attributeFilter: ["disabled"] }); // of Stop, which a note depends on
-wake();
+/* Read text and settings from the address, or from before a reload; return whether there were any. */
+async function arrive() {
+  const query = new URLSearchParams(location.search), behind = new URLSearchParams(location.hash.slice(1));
+  const kept = readKept() ?? {};
+  let text = kept.text;
+  for (const name of SETTINGS) {
+    const value = query.get(name);
+    if (value) state[name] = ["window", "stride"].includes(name) ? Math.trunc(Number(value)) || null : value;
+    if (kept[name]) state[name] = kept[name];
+  }
+  try {
+    text ??= behind.get("text") && (await unpack(behind.get("text")));
+    state.context = kept.context ?? (behind.get("context") ? await unpack(behind.get("context")) : "");
+  } catch {
+    say("The text in the link is broken. Copy the whole link.");
+  }
+  byId("context").value = state.context;
+  if (text) area.value = text;
+  return Boolean(text) || SETTINGS.some((name) => query.get(name));
+}
+addEventListener("hashchange", () => location.reload());
+
+/* --- light and dark, and paper --- */
+
+const dark = matchMedia("(prefers-color-scheme: dark)");
+function wear() {
+  const theme = new URLSearchParams(location.search).get("__theme");
+  document.body.classList.toggle("dark", theme ? theme === "dark" : dark.matches);
+}
+dark.addEventListener("change", wear);
+addEventListener("beforeprint", () => { document.body.classList.remove("dark"); editor.laid.drawAll(); });
+addEventListener("afterprint", wear);
+addEventListener("resize", () => drawScale(result));
+
+async function begin() {
+  wear();
+  showScore(PAGE.opening);
+  if (await arrive()) {
+    editor.lay();
+    isAsked = true;
+    if (await score()) glide();
+  }
+  document.documentElement.dataset.ready = "yes";
+}

@@ -1,16 +1,12 @@
-"""A visitor's settings: checks, and conversion to arguments of the metric and to links."""
+"""A visitor's settings: checks, and conversion to arguments of the metric."""
 
-import json
-import zlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from urllib.parse import urlencode
+from dataclasses import dataclass, replace
 
 from .limits import Refused, whole_characters
 from .protocols import START_CHOICES, guide, usual_stride
 
 MOST_CONTEXT = 20_000  # characters
-CHOSEN = ("model", "window", "stride", "start", "protocol")  # in the order of the page's requests
 
 
 @dataclass(frozen=True)
@@ -83,27 +79,6 @@ class Settings:
             arguments["words"] = True
         return arguments
 
-    def mark(self, text: str, but: Sequence[str] = ()) -> str:
-        """Write JSON with which the page's script detects whether a result has the present settings.
-
-        Args:
-            but: names of settings that make no difference to the result.
-        """
-        values = asdict(self) | dict.fromkeys(but)
-        chosen = (values[name] for name in CHOSEN)
-        return json.dumps([fingerprint(text), *chosen, fingerprint(self.context)])
-
-    def link(self) -> str:
-        """Write a link to the page with these settings; texts are added in its fragment."""
-        chosen = {key: value for key, value in asdict(self).items() if value is not None}
-        del chosen["context"], chosen["words"]
-        return "?" + urlencode(chosen)
-
-
-def fingerprint(text: str) -> int:
-    """Return a number with which the page's script detects changes of a text."""
-    return zlib.adler32(text.encode())
-
 
 def check_settings(settings: Settings, protocols: Sequence[str]) -> Settings:
     """Refuse settings that are invalid for every model."""
@@ -133,7 +108,7 @@ def check_settings(settings: Settings, protocols: Sequence[str]) -> Settings:
 
 
 def check_context(context: str) -> str:
-    """Return the context with normalized line ends, or refuse it."""
+    """Return the context, or refuse it."""
     if not isinstance(context, str):
         raise Refused(f"The context must be a text, not “{context}”.")
     if len(context) > MOST_CONTEXT:

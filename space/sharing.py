@@ -1,4 +1,4 @@
-"""Export of a result: the text, its tokens as tables, and a citation."""
+"""What a researcher takes along: a citation, the calls that repeat the number, and tables."""
 
 import csv
 import hashlib
@@ -6,25 +6,40 @@ import io
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 from perplexity_sliding.about import VERSION
 from perplexity_sliding.views.markup import interval_words, number
 
-from .calls import CONTEXT_FILE, TABLE_FILE, TEXT_FILE, space
-from .card import card
-from .score_view import recipe
+from .answers import recipe
+from .calls import python_call, shell_call, space, text_files
 from .service import Scored
 
 TITLE = "Perplexity Sliding: perplexity of texts of any length, under every published protocol"
 AUTHORS = "Contributors to Perplexity Sliding"
 COLUMNS = ("index", "token", "start", "end", "nll_nats", "nll_bits", "rank", "context_length")
-WORD_COLUMNS = (
-    *("index", "word", "start", "end", "surprisal_bits", "nll_bits", "entropy_bits"),
-    *("num_tokens", "context_length"),
-)
 SHORT_COMMIT = 8
+
+
+def citation(scored: Scored) -> dict:
+    """Return everything that quotes and repeats a number, and files by name."""
+    texts = {"text": scored.text, "context": scored.settings.context}
+    table = token_table(scored)
+    whole = {name: value for name, value in scored.result.items() if name != "token_scores"}
+    windows = scored.tokens["windows"]
+    return {
+        "sentence": sentence(scored),
+        "signature": scored.result["signature"],
+        "digests": {name: digest(text) for name, text in texts.items() if text},
+        "bibtex": bibtex(scored.result["signature"]),
+        "python": python_call(scored),
+        "shell": shell_call(scored),
+        "files": text_files(scored)
+        | {
+            "tokens.csv": as_csv(table),
+            "tokens.json": as_json(whole | {"tokens": table, "windows": windows}),
+        },
+    }
 
 
 def digest(text: str) -> str:
@@ -35,7 +50,8 @@ def digest(text: str) -> str:
 def sentence(scored: Scored) -> str:
     """State a number in a sentence with everything needed to compare and reproduce it."""
     result, loaded = scored.result, scored.loaded
-    within = "" if scored.interval is None else f" ({interval_words(scored.interval)})"
+    interval = result["perplexity_interval"]
+    within = "" if interval is None else f" ({interval_words(interval)})"
     model = loaded.name + (f" at {loaded.commit[:SHORT_COMMIT]}" if loaded.commit else "")
     context = scored.settings.context
     after = f", context with SHA-256 {digest(context)}" if context else ""
@@ -46,9 +62,8 @@ def sentence(scored: Scored) -> str:
     )
 
 
-def bibtex(signatures: Sequence[str]) -> str:
-    """Write a BibTeX entry for the metric, with the signatures of the numbers as its note."""
-    named = ", ".join(rf"\texttt{{{escape_tex(signature)}}}" for signature in signatures)
+def bibtex(signature: str) -> str:
+    """Write a BibTeX entry for the metric, with the signature of the number as its note."""
     # As the citation has it: the Space's owner, and its address.
     author = space().split("/")[0] if space() else AUTHORS
     page = f"  url = {{https://huggingface.co/spaces/{space()}}},\n" if space() else ""
@@ -56,7 +71,7 @@ def bibtex(signatures: Sequence[str]) -> str:
         "@software{perplexity_sliding,\n"
         f"  author = {{{{{author}}}}},\n  title = {{{TITLE}}},\n  year = {{2026}},\n"
         f"  version = {{{VERSION}}},\n{page}"
-        f"  note = {{Signature{'s' * (len(signatures) > 1)} {named}}}\n}}"
+        rf"  note = {{Signature \texttt{{{escape_tex(signature)}}}}}" + "\n}"
     )
 
 
@@ -72,46 +87,42 @@ def token_table(scored: Scored) -> list[dict]:
     negative), an impossible token has the nll_nats "inf", because JSON has no infinity.
     """
     tokens, before = scored.tokens, len(scored.settings.context)
+    names = ("tokens", "offsets", "nll", "rank", "context_length")
     return [
         {
             "index": index,
             "token": token,
             "start": offset and offset[0] - before,
             "end": offset and offset[1] - before,
-            "nll_nats": _finite(nll),
-            "nll_bits": _finite(nll and nll / math.log(2)),
+            "nll_nats": plain(nll),
+            "nll_bits": plain(nll and nll / math.log(2)),
             "rank": rank,
             "context_length": context,
         }
         for index, (token, offset, nll, rank, context) in enumerate(
-            zip(
-                tokens["tokens"],
-                tokens["offsets"],
-                tokens["nll"],
-                tokens["rank"],
-                tokens["context_length"],
-            )
+            zip(*(tokens[name] for name in names))
         )
     ]
 
 
 def word_table(scored: Scored) -> list[dict]:
-    """Return one row for each word: `WORD_COLUMNS`, in bits; None where it was not scored.
+    """Return one row for each word, in bits; None where it was not scored.
 
     The surprisal has the space booked on the word that it ends, `nll_bits` is the plain sum over the
     tokens. start and end are characters of the text, which begins after the context.
     """
     [words] = scored.result["word_scores"]
+    before = len(scored.settings.context)
     names = ("words", "offsets", "surprisal", "nll", "entropy", "num_tokens", "context_length")
     return [
         {
             "index": index,
             "word": word,
-            "start": first - len(scored.settings.context),
-            "end": end - len(scored.settings.context),
-            "surprisal_bits": _finite(surprisal and surprisal / math.log(2)),
-            "nll_bits": _finite(nll and nll / math.log(2)),
-            "entropy_bits": _finite(entropy and entropy / math.log(2)),
+            "start": first - before,
+            "end": end - before,
+            "surprisal_bits": plain(surprisal and surprisal / math.log(2)),
+            "nll_bits": plain(nll and nll / math.log(2)),
+            "entropy_bits": plain(entropy and entropy / math.log(2)),
             "num_tokens": num_tokens,
             "context_length": context,
         }
@@ -121,58 +132,22 @@ def word_table(scored: Scored) -> list[dict]:
     ]
 
 
-def _finite(value: float | None) -> float | str | None:
-    return value if value is None or math.isfinite(value) else str(value)
-
-
-def as_csv(columns: Sequence[str], table: Sequence[dict]) -> str:
+def as_csv(table: Sequence[dict]) -> str:
     lines = io.StringIO()
-    writer = csv.DictWriter(lines, columns, lineterminator="\n")
+    writer = csv.DictWriter(lines, COLUMNS, lineterminator="\n")
     writer.writeheader()
     writer.writerows(table)
     return lines.getvalue()
 
 
-def as_json(scored: Scored, name: str, table: Sequence[dict]) -> str:
-    """Write the whole result as JSON: numbers, signature, text digest, windows and a table."""
-    tables = ("token_scores", "word_scores")
-    result = {key: value for key, value in scored.result.items() if key not in tables}
-    whole = {
-        **{key: _finite(v) if isinstance(v, float) else v for key, v in result.items()},
-        "text_sha256": digest(scored.text),
-        name: table,
-        "windows": scored.tokens["windows"],
-    }
-    return json.dumps(whole, ensure_ascii=False, indent=1)
+def as_json(value: object) -> str:
+    return json.dumps(plain(value), ensure_ascii=False, indent=1)
 
 
-def text_files(scored: Scored) -> dict[str, str]:
-    """Return the files that the calls read, by name."""
-    context = scored.settings.context
-    made = {TEXT_FILE: scored.text}
-    if context:
-        row = json.dumps({"text": scored.text, "context": context}, ensure_ascii=False)
-        made |= {CONTEXT_FILE: context, TABLE_FILE: row + "\n"}
-    return made
-
-
-def files(scored: Scored) -> dict[str, str]:
-    """Return all files about a result, by name."""
-    made = text_files(scored)
-    tables = {"tokens": (COLUMNS, token_table(scored))}
-    if "word_scores" in scored.result:
-        tables["words"] = (WORD_COLUMNS, word_table(scored))
-    for name, (columns, table) in tables.items():
-        made[f"{name}.csv"] = as_csv(columns, table)
-        made[f"{name}.json"] = as_json(scored, name, table)
-    return made | {"card.svg": card(scored)}
-
-
-def write_files(made: Mapping[str, str], folder: Path) -> list[str]:
-    """Write files, given by name; return their paths."""
-    paths = []
-    for name, content in made.items():
-        path = Path(folder) / name
-        path.write_text(content, encoding="utf-8", newline="")
-        paths.append(str(path))
-    return paths
+def plain(value: object) -> object:
+    """Convert a value to JSON types; infinity and NaN become "inf" and "nan"."""
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

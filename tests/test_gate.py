@@ -6,8 +6,6 @@ A server on this machine plays the Hub and offers every trick that is known.
 import contextlib
 import json
 import socket
-import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,11 +16,9 @@ from models import make_byte_tokenizer, make_model, make_tokenizer, save
 from safetensors.torch import load_file, save_file
 from space_models import BYTES, byte_model, word_model
 
-from space import downloads, gate, models
-from space.deadline import Countdown, within
-from space.jobs import Job, Stopped
+from space import gate
+from space.jobs import Job
 from space.limits import Limits, Refused
-from space.measure import check_tokens
 from space.models import BUNDLED
 from space.service import Service
 from space.settings import Settings
@@ -208,80 +204,9 @@ def test_more_layers_than_weights(hub, folders, service):
     name = hub.add("owner/model", copy(folders["words"], n_layer=3))
     with pytest.raises(
         Refused,
-        match=r"owner/model cannot be used.*the model must have all weights of its architecture",
+        match=r"owner/model cannot be used.*must have all weights of its architecture",
     ):
         load(service, name)
-
-
-@pytest.mark.parametrize(
-    "changes, reason",
-    [
-        ({"n_layer": 100_000}, "n_layer = 100,000"),
-        ({"n_head": 10**9}, "n_head = 1,000,000,000"),
-        ({"moe_num_experts": 10**9}, "moe_num_experts = 1,000,000,000"),
-        ({"text_config": {"num_hidden_layers": 10**9}}, "num_hidden_layers = 1,000,000,000"),
-        ({"decoder_layers": 10**9}, "decoder_layers = 1,000,000,000"),
-        ({"vocab_size": 10**9}, "describes [0-9,]+ weights"),
-        ({"n_positions": 10**9}, "describes [0-9,]+ weights"),
-        ({"n_embd": 10**6}, "describes [0-9,]+ weights"),
-        ({"n_layer": -1}, "n_layer = -1, less than none"),
-        ({"n_layer": 10**30}, "more than any small model has"),
-        ({"n_inner": 10**30}, "more than any small model has"),
-        ({"altup_num_inputs": 10**6}, "altup_num_inputs = 1,000,000"),
-        ({"layer_sizes": [{"num_layers": 10**6}]}, "num_layers = 1,000,000"),
-        ({"a": json.loads("[" * 50 + "]" * 50)}, "nested deeper"),
-    ],
-)
-def test_a_configuration_that_would_fill_the_memory(hub, folders, service, changes, reason):
-    name = hub.add("owner/model", copy(folders["words"], **changes))
-    with pytest.raises(Refused, match=reason):
-        load(service, name)
-
-
-def test_a_configuration_that_builds_for_ever_is_left_in_time(monkeypatch):
-    """A count that no pattern knows: its model was still being built after 25 seconds."""
-    monkeypatch.setattr(models, "CALLS", 500)
-    config = transformers.GPT2Config(n_layer=10**6, n_embd=8, n_head=2)
-    with pytest.raises(Refused, match="describes more parts than any small model has"):
-        models.build_shapes(config, Limits())
-
-
-def test_a_configuration_of_too_many_parts_is_left_though_there_is_time():
-    with Countdown(3, 60.0):
-        tensors = [torch.ones(1) for _ in range(3)]
-    with pytest.raises(Refused, match="more parts"), Countdown(len(tensors) - 1, 60.0):
-        for _ in tensors:
-            torch.ones(1)
-
-
-def test_a_model_that_takes_for_ever_to_open_is_left(hub, folders, monkeypatch):
-    release = threading.Event()
-    monkeypatch.setattr(models, "load_folder", lambda *_: release.wait(60))
-    limits = Limits(looking=3.0)  # half of it for the shapes, which a busy machine needs
-    service = Service(folders["bytes"], limits, hub.endpoint)
-    name = hub.add("owner/model", folders["words"])
-    with pytest.raises(Refused, match=r"owner/model cannot be used.* took longer than 3 seconds"):
-        load(service, name)
-    release.set()
-
-
-def test_a_tokenizer_that_searches_for_ever_is_left(folders):
-    service = Service(folders["bytes"], Limits())
-    loaded, release = service.load(BUNDLED, Job(60)), threading.Event()
-    endless = replace(loaded, tokenizer=lambda *_, **__: release.wait(60))
-    with pytest.raises(Refused, match="Cutting the text into tokens of demo_model took longer"):
-        check_tokens(endless, "aaaa", Limits(seconds=0.5), Job(60))
-    release.set()
-
-
-def test_work_in_time_can_be_stopped():
-    job, release = Job(60), threading.Event()
-    threading.Timer(0.3, job.stop).start()
-    with pytest.raises(Stopped):
-        within(60, lambda: release.wait(60), job, "It")
-    release.set()
-    with pytest.raises(KeyError, match="its own"):
-        within(60, lambda: {}["its own"], Job(60), "It")
 
 
 @pytest.mark.parametrize("layers", [-1, 0])
@@ -397,11 +322,3 @@ def test_at_most_two_models_stay_in_memory(hub, folders, service):
     assert service.shelf.names == [names[0], names[2]]
     load(service, BUNDLED)
     assert service.shelf.names == [names[2], BUNDLED]
-
-
-def test_a_refused_model_leaves_no_files(hub, folders, service, tmp_path, monkeypatch):
-    monkeypatch.setattr(downloads.tempfile, "tempdir", str(tmp_path))
-    with pytest.raises(Refused):
-        load(service, hub.add("owner/bad", copy(folders["words"], n_layer=3)))
-    load(service, hub.add("owner/good", folders["words"]))
-    assert list(tmp_path.iterdir()) == []

@@ -29,6 +29,7 @@ class Surprise:
         word: as it stands in the text.
         piece: the number of its most surprising piece among the segments of the text.
         nll: of the whole word, in nats.
+        nll_per_token: by which words are ordered; by their sums, long words would always come first.
         expected: how the word was expected to go on at that piece and the nll of that token; None where
             alternatives weren't asked for.
     """
@@ -36,6 +37,7 @@ class Surprise:
     word: str
     piece: int
     nll: float
+    nll_per_token: float
     expected: tuple[str, float] | None
 
 
@@ -59,7 +61,7 @@ def meaning(perplexity: float, vocabulary: int | None) -> str:
 
 
 def most_surprising(reading: Reading, most: int) -> list[Surprise]:
-    """List the words that surprised most, the first first; the surprise of a word is that of all its tokens.
+    """List the words that surprised most per token, the first first.
 
     In scripts without spaces, such as Chinese, a word is the tokens that together encode one character.
     """
@@ -75,8 +77,10 @@ def most_surprising(reading: Reading, most: int) -> list[Surprise]:
         if None not in losses and any(map(str.isalpha, word)):
             worst = pieces[losses.index(max(losses))]
             expected = _expected(reading.tokens, segments[worst], text)
-            found.append(Surprise(shown(word), worst, sum(losses), expected))
-    return sorted(found, key=lambda surprise: -surprise.nll)[:most]
+            num_tokens = segments[pieces[-1]].last - segments[pieces[0]].first + 1
+            nll = sum(losses)
+            found.append(Surprise(shown(word), worst, nll, nll / num_tokens, expected))
+    return sorted(found, key=lambda surprise: -surprise.nll_per_token)[:most]
 
 
 def _nll(reading: Reading, segment: Segment) -> float | None:

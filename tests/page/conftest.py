@@ -8,7 +8,6 @@ from fake_hub import FakeHub
 from pages import MANY
 from space_models import bundled_model, byte_model, word_model
 
-from space.handlers import Handlers
 from space.jobs import Job
 from space.limits import Limits
 from space.models import BUNDLED
@@ -44,8 +43,3 @@ def service(folders, hub):
 @pytest.fixture(scope="session")
 def scored(service):
     return service.score(MANY * 2, Settings(BUNDLED, 64, 16), Job(60))
-
-
-@pytest.fixture
-def handlers(service, scored):
-    return Handlers(service, scored)

@@ -1,19 +1,10 @@
 """Texts for the page, a visitor to it, and readers of what its views show."""
 
-import html
-import json
 from html.parser import HTMLParser
-from types import SimpleNamespace
-
-import regex
 
 PATIENT = {"timeout": 120}  # of an answer on a busy machine
 STORY = "It was late, and the lamp had gone out again. Nobody went to light it. " * 12
 MANY = "Ça, c’est naïve: 你好 e\u0301 👩‍👩‍👧 🇩🇪! <script>alert(1)</script> & \"'`${x} {{y}}\n\tend"
-
-
-def visitor(name="visitor", **query):
-    return SimpleNamespace(session_hash=name, query_params=query)
 
 
 class Reader(HTMLParser):
@@ -38,16 +29,3 @@ OWN_TAGS = {
     "path", "polygon", "polyline", "small", "span", "svg", "table", "rect", "tbody", "td", "th",
     "thead", "tr", "ul", "progress",
 }  # fmt: skip
-
-
-def data_of(page):
-    [data] = regex.findall(r"data-payload='([^']*)'", page)
-    return json.loads(html.unescape(data))
-
-
-def pieces_of(page):
-    """What a page hands its script to draw a text of: text, lengths and classes."""
-    found = regex.findall(r"data-pieces='([^']*)'", page)
-    if found:
-        return json.loads(html.unescape(found[0]))
-    return data_of(page)["pieces"]

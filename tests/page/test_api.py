@@ -12,7 +12,6 @@ from gradio_client import Client
 from pages import PATIENT, STORY
 
 import app
-from space.endpoints import plain
 from space.metric import new_metric
 from space.page import launch_options, serves_tools
 from space.service import Service
@@ -22,7 +21,7 @@ from space.service import Service
 def url(folders, hub):
     """The app with the bundled model, served on this machine."""
     page = app.create_app(folders["bundled"], endpoint=hub.endpoint)
-    _, url, _ = page.launch(**launch_options(), prevent_thread_lock=True, quiet=True)
+    _, url, _ = page.launch(**launch_options(page), prevent_thread_lock=True, quiet=True)
     yield url
     page.close()
 
@@ -69,7 +68,6 @@ def test_the_api_gives_tokens_and_words_to_quote(url):
     assert STORY[result["tokens"][4]["start"] : result["tokens"][4]["end"]].strip()
     assert result["text_sha256"] == hashlib.sha256(STORY.encode()).hexdigest()
     assert result["text_sha256"] in result["sentence"]
-    assert "#text=" in result["link"]
 
 
 def test_the_api_gives_words_after_a_context(url):
@@ -79,15 +77,6 @@ def test_the_api_gives_words_after_a_context(url):
     assert [row["word"] for row in result["words"]] == ["was", "kind."]
     assert " was kind."[result["words"][1]["start"] : result["words"][1]["end"]] == "kind."
     assert result["num_context_tokens"] > 0 and "of context" in result["sentence"]
-    assert "&context=" in result["link"]
-
-
-def test_what_json_has_no_number_for_is_said_in_words():
-    assert plain({"a": [math.inf, (math.nan, 1.5)], "b": -math.inf, "c": None}) == {
-        "a": ["inf", ["nan", 1.5]],
-        "b": "-inf",
-        "c": None,
-    }
 
 
 def test_a_language_model_gets_json(url):

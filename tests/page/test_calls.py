@@ -9,13 +9,11 @@ from space_models import ROOT
 
 from demo_model.round_weights import load_rounded
 from perplexity_sliding.cli import main as command_line
-from space.calls import python_call, shell_call
-from space.handlers import to_share
+from space.calls import python_call, shell_call, text_files
 from space.jobs import Job
 from space.models import BUNDLED, ROUNDED
 from space.service import Service
 from space.settings import Settings
-from space.sharing import files, write_files
 
 
 @pytest.fixture
@@ -60,7 +58,8 @@ def run_shell(call, folders, capsys):
 def test_calls_give_the_same_number(folders, elsewhere, capsys, settings):
     text = STORY[:50] if settings.protocol == "lm-eval" and settings.context else STORY
     scored = Service(folders["bytes"]).score(text, settings, Job(60))
-    write_files(files(to_share(scored)), elsewhere)
+    for name, content in text_files(scored).items():
+        (elsewhere / name).write_text(content, encoding="utf-8", newline="")
     namespace = {}
     exec(python_call(scored), namespace)
     capsys.readouterr()
@@ -81,10 +80,10 @@ def test_calls_repeat_a_comparison(folders, elsewhere, capsys):
     (elsewhere / "text.txt").write_text(STORY, encoding="utf-8", newline="")
     namespace = {}
     exec(python_call(compared.scored, compared.reference), namespace)
-    assert capsys.readouterr().out.strip() == compared.comparison["summary"]
+    assert capsys.readouterr().out.strip() == compared.pair.comparison["summary"]
     printed = run_shell(shell_call(compared.scored, compared.reference), folders, capsys)
     found = printed["models"][0]["comparison"]["perplexity_ratio"]["ratio"]
-    assert found == pytest.approx(compared.comparison["perplexity_ratio"]["ratio"], rel=1e-6)
+    assert found == pytest.approx(compared.pair.comparison["perplexity_ratio"]["ratio"], rel=1e-6)
 
 
 def test_on_a_space_the_call_to_copy_works_anywhere(folders, tmp_path, monkeypatch):

@@ -8,11 +8,16 @@ import torch
 from models import words
 from pages import OWN_TAGS, STORY, Reader
 
-from perplexity_sliding.views.comparison import Change, change_colour, kl_colour, measure_changes
+from perplexity_sliding.views.comparison import (
+    Change,
+    change_colour,
+    comparison_view,
+    kl_colour,
+    measure_changes,
+)
 from perplexity_sliding.views.markup import number
 from perplexity_sliding.views.segments import cut
 from perplexity_sliding.views.tokens import text_segments
-from space.compare_view import compare_view
 from space.endpoints import compare_summary
 from space.jobs import Job
 from space.limits import Refused
@@ -47,7 +52,7 @@ def test_the_comparison_is_the_metrics_own_of_the_copy_with_the_full_model(servi
         reference={"model": reference.model, "tokenizer": reference.tokenizer},
         **quantised.scored.settings.arguments(),
     )["comparison"]
-    found = quantised.comparison
+    found = quantised.pair.comparison
     assert found["compared"] == "tokens" and found.keys() == expected.keys()
     assert found["perplexity_ratio"]["ratio"] == pytest.approx(
         expected["perplexity_ratio"]["ratio"], rel=1e-4
@@ -76,7 +81,7 @@ def test_each_of_two_models_reads_the_text_once(service, pair):
         hook.remove()
     alone = [service.score(text, Settings(name, 16), Job(600)).result for name in pair]
     once = sum(result["num_forward_tokens"] for result in alone)
-    if compared.by_tokens:
+    if compared.pair.by_tokens:
         once = 2 * compared.scored.result["num_forward_tokens"]
     assert once <= sum(read) < 1.3 * once  # with what is tried out beforehand
 
@@ -93,12 +98,12 @@ def test_changes_are_the_differences_of_two_runs(service, quantised):
         assert own.change == pytest.approx(nll - reference_nll, abs=1e-4)
         assert own.kl == quantised.scored.tokens["kl"][token] >= 0
     largest = max(changes, key=lambda own: own.kl)
-    assert largest.kl == pytest.approx(quantised.comparison["worst_tokens"][0]["kl"])
+    assert largest.kl == pytest.approx(quantised.pair.comparison["worst_tokens"][0]["kl"])
 
 
 def test_pieces_add_up_to_both_models_totals(service, apart):
-    assert not apart.by_tokens
-    pieces = apart.scores
+    assert not apart.pair.by_tokens
+    pieces = apart.pair.scores
     changes = measure_changes(apart.pair, cut(apart.scored.text, pieces["offsets"]))
     for own, name in (("bits", "owner/words"), ("reference_bits", "owner/bytes")):
         settings = replace(apart.scored.settings, model=name)
@@ -106,7 +111,7 @@ def test_pieces_add_up_to_both_models_totals(service, apart):
         total = sum(getattr(change, own) for change in changes)
         assert total == pytest.approx(alone["total_nll"] / math.log(2), rel=1e-6)
     per_byte = sum(change.change for change in changes) / len(apart.scored.text)
-    assert apart.comparison["bits_per_byte_change"] == pytest.approx(per_byte, rel=1e-6)
+    assert apart.pair.comparison["bits_per_byte_change"] == pytest.approx(per_byte, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -139,14 +144,8 @@ def test_the_colours_of_divergence_grow_with_it():
     assert kl_colour(None) == "out"
 
 
-def test_models_are_not_judged_by_a_few_tokens(service, quantised):
-    few = service.compare("Hello world", Settings(ROUNDED), BUNDLED, Job(60))
-    assert "Too short to judge by" in compare_view(few)
-    assert "Too short to judge by" not in compare_view(quantised)
-
-
 def test_the_view_of_two_models_says_what_the_metric_says(quantised, apart):
-    own = quantised.comparison
+    own = quantised.pair.comparison
     hostile = {"token": "<img src=x onerror=alert(1)>", "top": "${x}", "reference_top": "<script>"}
     tokens = quantised.scored.tokens
     worst = tokens["kl"].index(max(value for value in tokens["kl"] if value is not None))
@@ -154,7 +153,7 @@ def test_the_view_of_two_models_says_what_the_metric_says(quantised, apart):
     for name, column in tops.items():
         column[worst] = hostile[name]
     result = quantised.scored.result | {"token_scores": [tokens | tops]}
-    page = compare_view(replace(quantised, scored=replace(quantised.scored, result=result)))
+    page = comparison_view(replace(quantised, scored=replace(quantised.scored, result=result)).pair)
     reader = Reader(page)
     assert reader.tags <= OWN_TAGS and not set(page) & set("{}$`")
     shown = "".join(reader.text)
@@ -164,9 +163,9 @@ def test_the_view_of_two_models_says_what_the_metric_says(quantised, apart):
     for value in (f"× {own['perplexity_ratio']['ratio']:.4f}", f"{number(own['kl'])} nats a token"):
         assert value in shown
     assert f"{100 * own['same_top']:.1f} % if the likeliest is taken" in shown
-    of_bytes = "".join(Reader(compare_view(apart)).text)
+    of_bytes = "".join(Reader(comparison_view(apart.pair)).text)
     assert "compared over the pieces of text that both cut" in of_bytes
-    assert f"{apart.comparison['bits_per_byte']:.4g}"[:4] in of_bytes and "KL" not in of_bytes
+    assert f"{apart.pair.comparison['bits_per_byte']:.4g}"[:4] in of_bytes and "KL" not in of_bytes
     assert "owner/bytes could read up to 64" in of_bytes
 
 
@@ -179,7 +178,7 @@ def test_models_with_other_start_tokens_are_compared_without_one(service, monkey
     monkeypatch.setattr("space.service.measure_pair", refuse_starts)
     compared = service.compare(STORY, Settings(ROUNDED), BUNDLED, Job(60))
     assert compared.scored.tokens["nll"][0] is None
-    assert "compared without one" in compare_view(compared)
+    assert "compared without one" in comparison_view(compared.pair)
     assert "compared without one" in compare_summary(compared)["notes"][-1]
 
 
@@ -188,7 +187,7 @@ def test_a_window_too_long_for_one_of_two_models_is_refused_or_shortened(service
         service.compare(STORY, Settings(BUNDLED, 64), "owner/words", Job(60))
     shortened = service.compare(STORY, Settings(BUNDLED, 64), "owner/words", Job(60), clip=True)
     assert shortened.scored.settings == Settings(BUNDLED, 16, 8)
-    assert "demo_model could read up to 64" in compare_view(shortened)
+    assert "demo_model could read up to 64" in comparison_view(shortened.pair)
 
 
 def test_a_model_is_not_compared_with_itself(service):
@@ -198,7 +197,7 @@ def test_a_model_is_not_compared_with_itself(service):
 
 def test_the_rounded_copy_has_weights_of_4_bits_and_its_own_number(quantised):
     copy, full = quantised.scored, quantised.reference
-    assert quantised.comparison["reference_perplexity"] != copy.result["perplexity"]
+    assert quantised.pair.comparison["reference_perplexity"] != copy.result["perplexity"]
     assert copy.result["signature"].startswith("model:demo_model-4bit|")
     weight = copy.loaded.model.transformer.h[0].mlp.c_fc.weight
     original = full.model.transformer.h[0].mlp.c_fc.weight

@@ -68,9 +68,12 @@ def test_the_command_line_says_where_to_serve(monkeypatch, capsys):
     served = []
 
     def create(local_folders):
-        return SimpleNamespace(launch=lambda **options: served.append((local_folders, options)))
+        return SimpleNamespace(
+            launch=lambda **options: served.append((local_folders, options)), page_data={}
+        )
 
     monkeypatch.setattr(app, "create_app", create)
+    monkeypatch.setattr(app, "launch_options", lambda page: {})
     for name in ("SPACE_ID", "GRADIO_SERVER_NAME", "GRADIO_SHARE", "GRADIO_ROOT_PATH"):
         monkeypatch.delenv(name, raising=False)
     for wrong in (["--help"], ["--port", "70000"], ["--port", "x"], ["folder"]):
@@ -95,5 +98,6 @@ def test_a_port_that_is_taken_is_named(monkeypatch):
         raise OSError("Cannot find empty port in range: 8123-8123.")
 
     monkeypatch.setattr(app, "create_app", lambda **_: SimpleNamespace(launch=refuse))
+    monkeypatch.setattr(app, "launch_options", lambda page: {})
     with pytest.raises(SystemExit, match=r"port 8123: Cannot find .* --port"):
         app.main(["--port", "8123"])

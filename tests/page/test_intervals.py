@@ -5,10 +5,10 @@ import math
 import pytest
 from models import random_text
 
-from space.compare_view import compare_view
-from space.gain_view import headline
+from perplexity_sliding.views.comparison import comparison_view
 from space.intervals import FEWEST_PARTS
 from space.jobs import Job
+from space.memory_view import memory_view
 from space.models import BUNDLED, ROUNDED
 from space.settings import Settings
 
@@ -37,29 +37,25 @@ def conclusions(value):
 def test_a_comparison(service, parts, shown, other):
     settings = Settings(other, WINDOW, WINDOW, start="none")
     compared = service.compare(text_of(parts), settings, BUNDLED, Job(600), clip=True)
-    found = conclusions(compared.comparison)
+    found = conclusions(compared.pair.comparison)
     assert any(found) == shown
     assert any(conclusions(compared.by_context)) == (shown and other == ROUNDED)
-    page, summary = compare_view(compared), compared.comparison["summary"]
+    page, summary = comparison_view(compared.pair), compared.pair.comparison["summary"]
     assert "interval" in summary and ("not enough text for an interval" in summary) != shown
     assert ("Intervals are within this text" in page) == shown
     assert ("Bars are 95 % intervals" in page) == ('class="ps-error"' in page)
-    assert (compared.comparison["verdict"] == "too little text to tell") != shown
+    assert (compared.pair.comparison["verdict"] == "too little text to tell") != shown
 
 
 @pytest.mark.parametrize("parts, shown", PARTS)
-def test_strides_and_contexts(service, parts, shown):
-    trade_off = service.trade_off(text_of(parts), Settings(BUNDLED, WINDOW, 16), Job(600))
-    assert len(trade_off.strides) > 2 and trade_off.by_context
-    for scored in trade_off.strides[1:]:
-        ratio = scored.result["ratio_to_first"]
+def test_memory(service, parts, shown):
+    memory = service.memory(text_of(parts), Settings(BUNDLED, WINDOW, 16), Job(600))
+    assert len(memory.strides) > 2 and memory.by_context
+    for result in memory.strides[1:]:
+        ratio = result["ratio_to_first"]
         assert math.isfinite(ratio["ratio"]) and (ratio["interval"] is not None) == shown
-    assert any(conclusions(list(trade_off.by_context))) == shown
-    if not shown:
-        assert trade_off.knee is trade_off.context_knee is None
-        assert "too short to tell" in headline(trade_off) or "No smaller stride" in headline(
-            trade_off
-        )
+    assert any(conclusions(list(memory.by_context))) == shown
+    assert ("too short to tell" in memory_view(memory)) != shown
 
 
 @pytest.mark.parametrize("parts, shown", PARTS)

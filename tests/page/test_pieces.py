@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 from models import make_byte_tokenizer, words
-from pages import pieces_of
 
 from perplexity_sliding.views.segments import cut
-from space.handlers import SCORE_OUTPUTS
+from space.answers import text_data
 from space.jobs import Job
 from space.models import BUNDLED
 from space.service import Service
@@ -50,7 +49,7 @@ def test_segments(text, offsets, expected):
 
 def test_pieces_are_cut_where_the_script_cuts_them(scored):
     """JavaScript counts an emoji as two characters or more."""
-    pieces = pieces_of(SCORE_OUTPUTS["text"](scored))
+    pieces = text_data(scored)["pieces"]
     utf16 = pieces["text"].encode("utf-16-le")
     ends = [2 * end for end in itertools.accumulate(pieces["lengths"])]
     shown = [utf16[a:b].decode("utf-16-le") for a, b in itertools.pairwise([0, *ends])]
@@ -61,5 +60,5 @@ def test_pieces_are_cut_where_the_script_cuts_them(scored):
 
 def test_spaces_without_a_token_are_no_pieces(folders):
     spaced = Service(folders["words"]).score(words([5, 9, 4] * 9), Settings(BUNDLED), Job(60))
-    pieces = pieces_of(SCORE_OUTPUTS["text"](spaced))
+    pieces = text_data(spaced)["pieces"]
     assert [c == "-" for c in pieces["classes"].split()] == [False, True] * 26 + [False]

@@ -13,7 +13,7 @@ from space.models import BUNDLED
 from space.protocols import START_CHOICES, guide
 from space.service import Service
 from space.settings import Settings, check_settings
-from space.sweep_view import protocol_view
+from space.tools_view import tools_view
 
 PROTOCOLS = tuple(protocol_rows())
 
@@ -57,7 +57,7 @@ def test_a_new_protocol_needs_no_word_here(folders, monkeypatch):
     sweep = service.every_protocol(STORY, Settings(BUNDLED, 64), Job(60))
     numbers = {one.settings.protocol: one.result["perplexity"] for one in sweep.scored}
     assert numbers["new"] == numbers["lm-eval"]
-    assert "a new tool" in protocol_view(sweep)
+    assert "a new tool" in tools_view(sweep)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

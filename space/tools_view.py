@@ -1,4 +1,4 @@
-"""Several settings side by side: costs and gains of strides, and results of each tool."""
+"""The results of each tool, side by side on one axis."""
 
 import itertools
 import json
@@ -6,14 +6,11 @@ import math
 from collections.abc import Sequence
 
 from perplexity_sliding.finding.candidates import averages_of
-from perplexity_sliding.views.charts import bar
-from perplexity_sliding.views.curves import context_curve, setting_curve
 from perplexity_sliding.views.markup import change, count, escape, number
 from perplexity_sliding.views.window_picture import KEY, pictured_tokens, window_picture
 
 from .protocols import guide
-from .score_view import warn_of_few
-from .service import STRIDES_SET, Scored, Sweep, TradeOff, gain_share
+from .service import Scored, Sweep
 from .settings import Settings
 
 MARGIN = 0.04  # of the axis, left free at either end
@@ -23,23 +20,7 @@ READ_FIELD = (
 )
 
 
-def trade_off_view(trade_off: TradeOff) -> str:
-    """Show perplexity and cost against stride, and the same tokens with decreasing context."""
-    if trade_off.fits_one_window:
-        return ""
-    wide = trade_off.wide
-    mark = escape(wide.settings.mark(wide.text, but=STRIDES_SET))
-    knee = trade_off.knee and trade_off.knee.result
-    results = [scored.result for scored in trade_off.strides]
-    chart = setting_curve(results, knee=knee) if len(results) > 1 else ""
-    remark = f'<p class="ps-note">{escape(trade_off.remark)}</p>' if trade_off.remark else ""
-    return (
-        f'<div class="ps-view" data-of="{mark}"><h3>What each stride gains, and costs</h3>'
-        f"{chart}{_stride_table(trade_off)}{remark}{_contexts(trade_off)}</div>"
-    )
-
-
-def protocol_view(sweep: Sweep) -> str:
+def tools_view(sweep: Sweep) -> str:
     """Show each tool's result on one axis, with its windows over the text when opened."""
     if not sweep.scored:
         return _no_protocol(sweep)
@@ -47,25 +28,31 @@ def protocol_view(sweep: Sweep) -> str:
     groups = group_equal(sweep.scored)
     axis = _axis([group[0].result["perplexity"] for group in groups])
     rows = "".join(_group(group, first, axis) for group in groups)
-    mark = escape(sweep.asked.mark(first.text))
-    low, high = (number(group[0].result["perplexity"]) for group in (groups[0], groups[-1]))
     return (
-        f'<div class="ps-view" data-of="{mark}">{warn_of_few(first)}<h3>Same model, same text: {low} to {high}</h3>'
+        f'<div class="ps-view"><p class="ps-verdict">Same model, same text: {_range(groups)}</p>'
         "<p>All of them are “the perplexity”. Tools split the text differently, drop different parts, or "
         "average in another way. So say which one you used. Open a row to see how, and to score your text "
-        f'that way.</p><p class="ps-note">{_whose_settings(first.settings, sweep.asked)}</p>'
+        f'that way.</p><p class="ps-note">{_whose_settings(first.settings)}</p>'
         f'{READ_FIELD}<div class="ps-groups">{rows}</div>'
         f"{KEY}{_no_protocol(sweep)}</div>"
     )
 
 
-def _whose_settings(first: Settings, asked: Settings) -> str:
+def headline(sweep: Sweep) -> str:
+    """Return the lowest and the highest number, as `34.27 to 48.34`."""
+    return _range(group_equal(sweep.scored))
+
+
+def _range(groups: Sequence[Sequence[Scored]]) -> str:
+    low, high = (number(group[0].result["perplexity"]) for group in (groups[0], groups[-1]))
+    return f"{low} to {high}"
+
+
+def _whose_settings(first: Settings) -> str:
     """Describe the window and the stride of the numbers."""
     window, name = count(first.window, "token"), escape(first.protocol)
-    if first.protocol != asked.protocol:  # the page's own protocol was refused
-        return f"All have a window of {window} and their own stride; the bold row is {name}."
     own = name if first.stride is None else f"{name} with a stride of {first.stride:,}"
-    return f"The bold row is your number: {own}. The others have your window of {window} and their own stride."
+    return f"The bold row is {own}. The others have its window of {window} and their own stride."
 
 
 def group_equal(scored: Sequence[Scored]) -> list[list[Scored]]:
@@ -160,57 +147,3 @@ def _difference(result: dict) -> str:
     if ratio["ratio"] is None or not math.isfinite(ratio["ratio"]):
         return "no difference can be given"
     return change(ratio)
-
-
-def _stride_table(trade_off: TradeOff) -> str:
-    length = max(1, len(trade_off.wide.tokens["tokens"]))
-    most = max(scored.result["num_forward_tokens"] for scored in trade_off.strides)
-    rows = "".join(
-        f"<tr><th scope='row'>{scored.settings.stride:,}"
-        f"{' <small>the knee</small>' if scored is trade_off.knee else ''}"
-        f"</th><td>{number(scored.result['perplexity'])}<small> {_change(scored)}</small></td>"
-        f"<td>{_least_context(scored)}</td><td>{bar(scored.result['num_forward_tokens'] / most)}"
-        f"{scored.result['num_forward_tokens']:,} "
-        f"<small>({scored.result['num_forward_tokens'] / length:.1f} × the text)</small></td></tr>"
-        for scored in reversed(trade_off.strides)
-    )
-    return (
-        '<table class="ps-table"><thead><tr><th scope="col">Stride</th><th scope="col">Perplexity'
-        '</th><th scope="col">Least context after the first window</th><th scope="col">Cost: tokens '
-        f"read</th></tr></thead><tbody>{rows}</tbody></table>"
-    )
-
-
-def _change(scored: Scored) -> str:
-    return _difference(scored.result) if "ratio_to_first" in scored.result else ""
-
-
-def _least_context(scored: Scored) -> str:
-    """Count the fewest tokens that a token scored after the first window sees."""
-    contexts = scored.tokens["context_length"]
-    later = [contexts[window["first"]] for window in scored.tokens["windows"][1:]]
-    return f"{min(later):,}" if later else "–"
-
-
-def _contexts(trade_off: TradeOff) -> str:
-    """Show how far back the model looks: the same tokens with windows of several lengths."""
-    rows = trade_off.by_context
-    if not rows:
-        return ""
-    return f"<h3>{_context_headline(trade_off)}</h3>{context_curve(rows, trade_off.context_knee)}"
-
-
-def _context_headline(trade_off: TradeOff) -> str:
-    rows, knee = trade_off.by_context, trade_off.context_knee
-    longest = rows[-1]["context_length"]
-    if len(rows) > 1 and rows[0]["ratio_to_longest"]["interval"] is None:
-        return "The text is too short to tell what more context gains"
-    if knee is None:
-        return f"Up to {longest:,} tokens, more context makes no difference that is clear"
-    if knee is rows[-1]:
-        return f"The model uses all {longest:,} tokens of its window"
-    share = gain_share(knee["perplexity"], [row["perplexity"] for row in rows])
-    length = knee["context_length"]
-    if share == 1:
-        return f"A {length:,}-token window is enough for this text"
-    return f"A {length:,}-token window gets {100 * share:.0f} % of what more context gains here"

@@ -1,14 +1,16 @@
-"""Create the rounds of the game: twenty hidden words of a passage, with six options each.
+"""Create the rounds of the duel: ten hidden words of a passage, with six options each.
 
-    python -m space.game_rounds
+    python -m space.duel_rounds
 
-reads `samples/portrait.txt` and writes `space/game_rounds.json`.
+reads the passages in `samples/portrait.txt` and `space/duel_passages.json`, and writes
+`space/duel.json`.
 
 The options of a gap are found without looking at the word that came.  The likeliest words after the
 five words before the gap are dealt at random into hands of six, and the options are the hand with the
 word that came.  As the hands do not depend on that word, the chance that an option came is its
 conditional probability: p(option) / Σ p(options).  Neither the rarest nor the longest nor the oddest
-option is the one that came more often than that.
+option is the one that came more often than that.  In a language that the model never read it has
+no likely words, and all words of the language's texts are dealt instead.
 
 The model's probabilities are the metric's: each option is scored as a word after the text before it.
 """
@@ -16,7 +18,7 @@ The model's probabilities are the metric's: each option is scored as a word afte
 import json
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,10 +29,12 @@ from perplexity_sliding import PerplexitySliding
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = ROOT / "demo_model"
-PASSAGES = ROOT / "samples" / "portrait.txt"
-ROUNDS = Path(__file__).with_suffix(".json")
+NOVEL = ROOT / "samples" / "portrait.txt"
+GERMAN = ROOT / "samples" / "deutsch.txt"
+PASSAGES = Path(__file__).with_name("duel_passages.json")
+ROUNDS = Path(__file__).with_name("duel.json")
 
-GAPS = 20
+GAPS = 10  # of a round
 OPTIONS = 6
 HANDS = 25
 FEWEST_BEFORE = 12  # words before the first gap
@@ -44,10 +48,12 @@ DULL = frozenset(
         r"\w+",
         "the and that his her him had was for with not but she you they were which have from them all "
         "their one would there been when who what said could has this its did than into then some any "
-        "are will now out more your very our",
+        "are will now out more your very our "
+        "der die das den dem des ein eine einen einem eines einer und war ist nicht mit von auf für sich "
+        "sie wir ich ihm ihn ihr uns als dass daß aus bei nach vor über unter zum zur hat hatte haben",
     )
 )
-WORD = re.compile(r"[a-z]{3,}")
+WORD = re.compile(r"[a-zäöüß]{3,}")
 
 
 @dataclass(frozen=True)
@@ -112,16 +118,16 @@ def deal(words: Sequence[str], seed: str) -> list[list[str]]:
     return [shuffled[OPTIONS * hand : OPTIONS * (hand + 1)] for hand in range(hands)]
 
 
-def find_gaps(passage: str, propose) -> list[Gap]:
-    """Find the gaps of a passage, from its start, at least five words apart.
+def find_gaps(passage: str, propose: Callable[[str, int], Sequence[str]]) -> list[Gap]:
+    """Find the gaps of two rounds in a passage, from its start, at least five words apart.
 
     Args:
-        propose: returns the likeliest words after a context, `propose(context, number)`.
+        propose: returns words that may come after a context, `propose(context, number)`.
     """
     words = [match.span() for match in re.finditer(r"\S+", passage)]
     gaps, earliest = [], FEWEST_BEFORE
     for number, (first, end) in enumerate(words):
-        word = passage[first:end]
+        word = passage[first:end].rstrip(".,;:!?")
         if number < earliest or not is_fit(word) or number + 1 == len(words):
             continue
         hands = deal(propose(last_words(passage[:first]), OPTIONS * HANDS), passage[:first])
@@ -129,7 +135,7 @@ def find_gaps(passage: str, propose) -> list[Gap]:
         if hand is not None:
             gaps.append(Gap(first, hand, hand.index(word)))
             earliest = number + APART
-        if len(gaps) == GAPS:
+        if len(gaps) == 2 * GAPS:
             break
     return gaps
 
@@ -161,43 +167,68 @@ def score_gaps(passage: str, gaps: Sequence[Gap], metric: PerplexitySliding) -> 
     return gaps_scores[: len(gaps)], gaps_scores[len(gaps) :]
 
 
-def make_round(passage: str, propose, metric: PerplexitySliding, shuffled: bool = False) -> dict:
+def make_round(passage: dict, propose: Callable, metric: PerplexitySliding) -> dict:
     """Create a round from a passage, which ends with the sentence of its last gap.
 
-    Args:
-        shuffled: whether the gaps come in an order of their own.
+    The first ten gaps are played with all of the text before them.  Where there are twenty, the
+    others are played with five words, in an order of their own: in that of the text, the next gaps
+    would reveal the ones before.
 
     Raises:
         ValueError: the passage has too few places for gaps.
     """
-    gaps = find_gaps(passage, propose)
+    text = passage["text"]
+    gaps = find_gaps(text, propose)
     if len(gaps) < GAPS:
-        raise ValueError(f"only {len(gaps)} of {GAPS} gaps in the passage {passage[:60]!r}")
-    end = re.compile(r"[.!?](?= |$)").search(passage, gaps[-1].at).end()
-    if shuffled:  # in order, the next gaps would reveal the previous ones
-        random.Random(passage[:end]).shuffle(gaps)
-    whole, five = score_gaps(passage, gaps, metric)
+        raise ValueError(f"only {len(gaps)} of {GAPS} gaps in the passage {passage['title']!r}")
+    gaps = gaps if len(gaps) == 2 * GAPS else gaps[:GAPS]
+    end = re.compile(r"[.!?](?= |$)").search(text, gaps[-1].at).end()
+    whole, five = score_gaps(text, gaps, metric)
     rows = [
         {"at": gap.at, "options": gap.options, "answer": gap.answer, "whole": one, "five": other}
         for gap, one, other in zip(gaps, whole, five, strict=True)
     ]
-    return {"text": passage[:end], "gaps": rows}
+    more = rows[GAPS:]
+    random.Random(text).shuffle(more)
+    named = {"title": passage["title"], "language": passage["language"]}
+    return named | {"text": text[:end], "gaps": rows[:GAPS], "more": more}
 
 
-def read_passages() -> list[str]:
-    """Read the passages, one per line."""
-    return [line for line in PASSAGES.read_text("utf-8").splitlines() if line]
+def read_passages() -> list[dict]:
+    """Read all passages, in the order in which they come day by day: old and modern ones in turn."""
+    modern = json.loads(PASSAGES.read_text("utf-8"))
+    lines = [line for line in NOVEL.read_text("utf-8").splitlines() if line]
+    old = [
+        {
+            "title": f"The Picture of Dorian Gray, 1891 ({number})",
+            "language": "English",
+            "text": line,
+        }
+        for number, line in enumerate(lines, 1)
+    ]
+    mixed = [passage for pair in zip(modern, old) for passage in pair]
+    return mixed + old[len(modern) :]
+
+
+def german_words() -> list[str]:
+    """Return the words of the German texts that may be options."""
+    texts = [passage["text"] for passage in read_passages() if passage["language"] == "German"]
+    words = re.findall(r"\w+", " ".join([GERMAN.read_text("utf-8"), *texts]))
+    return sorted({word for word in words if is_fit(word)})
 
 
 def main() -> None:
-    """Write the rounds, two passages for each game."""
-    proposer, metric = Proposer(), PerplexitySliding()
+    """Write the rounds, one passage a day."""
+    proposer, metric, german = Proposer(), PerplexitySliding(), german_words()
+    propose = {"English": proposer.propose, "German": lambda context, number: german}
     rounds = []
-    for number, passage in enumerate(passages := read_passages()):
-        print(f"passage {number + 1} of {len(passages)}", flush=True)
-        rounds.append(make_round(passage, proposer.propose, metric, shuffled=number % 2 == 1))
-    games = [rounds[n : n + 2] for n in range(0, len(rounds), 2)]
-    ROUNDS.write_text(json.dumps(games, ensure_ascii=False, separators=(",", ":")) + "\n", "utf-8")
+    for passage in read_passages():
+        print(passage["title"], flush=True)
+        try:
+            rounds.append(make_round(passage, propose[passage["language"]], metric))
+        except ValueError as reason:  # of a model that finds too few of the words likely
+            print(f"left out: {reason}")
+    ROUNDS.write_text(json.dumps(rounds, ensure_ascii=False, separators=(",", ":")) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,158 @@
+"""What the page is told of a score: plain values, from which its script draws."""
+
+import math
+from collections.abc import Sequence
+
+from scipy.special import stdtrit
+
+from perplexity_sliding.views.markup import count, number
+from perplexity_sliding.views.numbers import most_surprising, odds
+from perplexity_sliding.views.surprise import in_bits
+from perplexity_sliding.views.text_box import piece_columns, utf16_length
+from perplexity_sliding.views.tokens import piece_colour, text_segments, token_data
+
+from .landmarks import Landmark, doubt, is_foreign, verdict
+from .models import BUNDLED, ROUNDED
+from .protocols import guide
+from .service import Scored
+
+ENDLESS = 1e9  # JSON has no infinity
+CONFIDENCE = 0.975  # two-sided 95 %
+FOREIGN = "This model has read English only, and these words look like another language."
+
+
+def score_answer(scored: Scored, landmarks: Sequence[Landmark]) -> dict:
+    """Return everything that the page shows of a score."""
+    result, settings = scored.result, scored.settings
+    interval = interval_of(scored)
+    return {
+        "perplexity": _finite(result["perplexity"]),
+        "interval": interval and [_finite(end) for end in interval],
+        "verdict": verdict(result["perplexity"], landmarks),
+        "doubt": doubt(interval, landmarks),
+        "foreign": FOREIGN if reads_english(scored) and is_foreign(scored.text) else "",
+        "landmarks": [[mark.name, _finite(mark.perplexity)] for mark in landmarks],
+        "worst": worst_word(scored),
+        "settings": {
+            "model": settings.model,
+            "window": settings.window,
+            "stride": settings.stride,
+            "longest": scored.loaded.window,
+        },
+        "recipe": " · ".join(recipe(scored)),
+        "numbers": numbers(scored),
+        "notes": result["notes"],
+        "signature": result["signature"],
+        "text": text_data(scored),
+    }
+
+
+def reads_english(scored: Scored) -> bool:
+    """Return whether the model is the bundled one, which has read English novels alone."""
+    return scored.settings.model in (BUNDLED, ROUNDED)
+
+
+def text_data(scored: Scored) -> dict:
+    """Return the text in pieces with their colours, what is told of each token, and the windows."""
+    segments, text = text_segments(scored)
+    pieces = [text[segment.start : segment.end] for segment in segments]
+    nll = scored.tokens["nll"]
+    colours = [piece_colour(nll, segment, piece) for segment, piece in zip(segments, pieces)]
+    return token_data(scored, segments) | {
+        "pieces": {"text": text, **piece_columns(pieces, colours)},
+        "before": utf16_length(scored.settings.context),
+        "slides": guide(scored.settings.protocol).slides,
+        "starts": scored.settings.arguments().get("add_start_token") == "every",
+        "stride": scored.settings.stride,
+        "averaged": averages_tokens(scored),
+    }
+
+
+def averages_tokens(scored: Scored) -> bool:
+    """Return whether the perplexity is that of the mean over tokens, each counted once.
+
+    Some tools average in another way, or count a token many times.
+    """
+    perplexity = scored.result["perplexity"]
+    own = [nll for nll in scored.tokens["nll"] if nll is not None]
+    if not own or not math.isfinite(perplexity):
+        return False
+    return math.isclose(math.log(perplexity), math.fsum(own) / len(own), abs_tol=1e-5)
+
+
+def interval_of(scored: Scored) -> Sequence[float] | None:
+    """Return the 95 % interval of the perplexity; None if there can be none.
+
+    That of the metric, from parts of the text; where it has too few parts, that of Student's t over
+    its tokens, which treats them as independent and is wide for a few words, as it should be.
+    """
+    if scored.result["perplexity_interval"] is not None:
+        return scored.result["perplexity_interval"]
+    own = [nll for nll in scored.tokens["nll"] if nll is not None]
+    if len(own) < 2 or not averages_tokens(scored):
+        return None
+    mean = math.fsum(own) / len(own)
+    variance = math.fsum((nll - mean) ** 2 for nll in own) / (len(own) - 1)
+    margin = float(stdtrit(len(own) - 1, CONFIDENCE)) * math.sqrt(variance / len(own))
+    return [math.exp(max(0.0, mean - margin)), math.exp(min(mean + margin, 700.0))]
+
+
+def worst_word(scored: Scored) -> dict | None:
+    """Return the word that surprised most per token, its chance and what was expected."""
+    worst = next(iter(most_surprising(scored, 1)), None)
+    return worst and {
+        "word": worst.word,
+        "piece": worst.piece,
+        "bits": in_bits(worst.nll),
+        "odds": odds(worst.nll),
+        "expected": worst.expected and worst.expected[0],
+    }
+
+
+def recipe(scored: Scored) -> list[str]:
+    """Write the settings of the number, without which it cannot be cited."""
+    settings = scored.settings
+    begins = [bool(window["start_token"]) for window in scored.tokens["windows"]]
+    start = "no start token"
+    if any(begins):
+        start = "start token in every window" if begins[1:2] == [True] else "start token once"
+    stride = [] if settings.stride is None else [f"stride {settings.stride:,}"]
+    context = [f"after {count(scored.num_context_tokens, 'token')} of context"] * bool(
+        settings.context
+    )
+    return [
+        f"protocol {settings.protocol}",
+        f"window {settings.window:,}",
+        *stride,
+        start,
+        *context,
+    ]
+
+
+def numbers(scored: Scored) -> list[tuple[str, str, str]]:
+    """List other measures: name, value and what it is."""
+    result = scored.result
+    length = len(scored.tokens["tokens"])
+    own = length - scored.num_context_tokens
+    again = ", some of them several times" * (result["num_tokens"] > own)
+    window = f"of up to {count(scored.settings.window, 'token')}"
+    rows = [
+        ("Tokens scored", f"{result['num_tokens']:,}", f"of {own:,} in the text{again}"),
+        ("Windows", f"{result['num_windows']:,}", window),
+        ("Read", f"{result['num_forward_tokens'] / max(1, length):.1f} ×", "the text: the cost"),
+        (
+            "Bits per token",
+            number(result["total_nll"] / math.log(2) / result["num_tokens"]),
+            "mean surprise of a token",
+        ),
+        ("Bits per byte", number(result["bits_per_byte"]), "comparable between tokenizers"),
+        ("Word perplexity", number(result["word_perplexity"]), "per word instead of token"),
+    ]
+    if result.get("tool_stderr") is not None:
+        error = number(result["tool_stderr"])
+        rows.append(("The tool's own ±", error, "as if tokens were independent"))
+    return rows
+
+
+def _finite(value: float) -> float:
+    return min(value, ENDLESS)

@@ -1,0 +1,297 @@
+/* The duel: ten hidden words of a text, and who puts more on the word that came, the visitor or the model.
+   The rounds come from duel.json; what is played stays in the player's browser. */
+const DUEL_KEPT = "perplexity-sliding-duel", GAPS = 10, OPTIONS = 6;
+const TAP = 5, MOST_TAPS = 3; // each tap makes an option five times as likely
+const DAY_MS = 86_400_000, SURE = 0.5, CHANCE = 1 / OPTIONS;
+const asPercent = (share) =>
+  (share >= 0.995 ? "99" : share >= 0.01 ? (100 * share).toFixed(0) : "< 1") + " %";
+const asWord = (n) => ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"][n];
+
+/* The bet on each option: each tap multiplies its odds. */
+function betOf(taps) {
+  const weights = taps.map((count) => TAP ** count), sum = weights.reduce((a, b) => a + b);
+  return weights.map((weight) => weight / sum);
+}
+/* The model's chance of each option, given that one of them came. */
+function chancesOf(surprisals) {
+  const least = Math.min(...surprisals), weights = surprisals.map((nll) => Math.exp(least - nll));
+  const sum = weights.reduce((a, b) => a + b);
+  return weights.map((weight) => weight / sum);
+}
+const tapsOf = (bet) => [...bet].map(Number);
+const perplexityOf = (shares) =>
+  Math.exp(-shares.reduce((sum, share) => sum + Math.log(share), 0) / shares.length);
+
+/* Everything about the words that were played: what both gave to each, and who gave more. */
+function scoreDuel({ gaps, known, bets }) {
+  const words = bets.map((bet, n) => {
+    const { options, answer } = gaps[n];
+    const you = betOf(tapsOf(bet))[answer], model = chancesOf(gaps[n][known])[answer];
+    return { word: options[answer], you, model };
+  });
+  const yours = words.filter(({ you, model }) => you > model).length;
+  return { words, you: yours, model: words.length - yours };
+}
+
+/* A square for each word: how much was put on it. */
+const squareOf = (share) => (share >= SURE ? "🟩" : share >= 0.99 * CHANCE ? "🟨" : "⬛");
+const squaresOf = (words, who) => words.map((word) => squareOf(word[who])).join("");
+
+/* --- what is kept, in this browser alone --- */
+
+function readBets(name) {
+  try {
+    const bets = JSON.parse(localStorage.getItem(DUEL_KEPT))?.[name];
+    const isBet = (bet) => new RegExp(`^[0-${MOST_TAPS}]{${OPTIONS}}$`).test(bet);
+    return Array.isArray(bets) && bets.every(isBet) ? bets.slice(0, GAPS) : [];
+  } catch {
+    return [];
+  }
+}
+function keepBets(name, bets) {
+  let kept = {};
+  try { kept = JSON.parse(localStorage.getItem(DUEL_KEPT)) ?? {}; } catch { /* nothing of use */ }
+  try {
+    localStorage.setItem(DUEL_KEPT, JSON.stringify({ ...kept, [name]: bets }));
+  } catch { /* then a reload begins anew */ }
+}
+
+/* --- which text --- */
+
+let rounds = null;
+async function loadRounds() {
+  if (rounds) return;
+  const answer = await fetch("duel.json");
+  if (!answer.ok) throw new Error(`${answer.status}`);
+  rounds = await answer.json();
+}
+const todays = () => Math.floor(Date.now() / DAY_MS) % rounds.length;
+
+/* The link of a duel has the number of its text, and how many words its sender won. */
+function readDuelLink() {
+  const values = new URLSearchParams(location.hash.slice(1)), number = Number(values.get("duel"));
+  if (!Number.isInteger(number) || number < 1) return null;
+  const beat = Number(values.get("beat") ?? NaN);
+  return { number, beat: Number.isInteger(beat) && beat >= 0 && beat <= GAPS ? beat : null };
+}
+const duelLink = (number, won) => `${location.origin}${location.pathname}#duel=${number}&beat=${won}`;
+
+/* --- the screens --- */
+
+function paragraph(name, ...parts) {
+  const made = make("p", name);
+  made.append(...parts);
+  return made;
+}
+
+async function openDuel(link = null) {
+  if (byId("duel")) return;
+  const { dialog, body } = openDialog("duel", "Beat the machine");
+  dialog.addEventListener("close", () => {
+    if (readDuelLink()) history.replaceState(null, "", location.pathname + location.search);
+  });
+  dialog.addEventListener("keydown", pressKey);
+  try {
+    await loadRounds();
+  } catch {
+    return body.append(make("p", "alert", "The words did not arrive. Close this, and try again."));
+  }
+  const number = link && link.number <= rounds.length ? link.number : todays() + 1;
+  introduce(number, link?.beat ?? null);
+}
+
+function show(count, ...parts) {
+  const dialog = byId("duel");
+  dialog.querySelector(".count").textContent = count;
+  dialog.querySelector(".body").replaceChildren(...parts);
+  dialog.scrollTop = 0;
+}
+
+function startDuel(number, beat, known = "whole") {
+  const round = rounds[number - 1], gaps = known === "whole" ? round.gaps : round.more;
+  const name = `${number}-${known}`;
+  const duel = { number, beat, known, round, gaps, name, bets: readBets(name) };
+  return duel.bets.length < GAPS ? playGap(duel) : showResult(duel);
+}
+
+function introduce(number, beat) {
+  const { title, language } = rounds[number - 1], begin = button("Begin", () => startDuel(number, beat), "main");
+  const bets = readBets(`${number}-whole`);
+  if (bets.length) return startDuel(number, beat);
+  const friend = beat === null ? [] : [paragraph("beat", `Who sent you this won ${asWord(beat)} of ten.`)];
+  const tongue = language === "English" ? "" : ` ${language}, which this machine never read.`;
+  show(`${title}`,
+    make("p", "lead", "Ten words of a text are hidden. You and a language model bet on the same six."), ...friend,
+    make("p", "", `Tap the word that you think comes next; tap again to bet more. Who puts more on the word that came, wins it.${tongue}`),
+    make("p", "quiet", "Keys 1 to 6 tap, Enter goes on. A minute or two. Your bets stay in this browser."), begin);
+  begin.focus();
+  return null;
+}
+
+/* The running score, as both read it. */
+function scoreLine(duel) {
+  const { you, model } = scoreDuel(duel);
+  const line = make("p", "score");
+  line.append("You ", make("b", "you", you), " · the machine ", make("b", "its", model));
+  return line;
+}
+
+function playGap(duel) {
+  const number = duel.bets.length, gap = duel.gaps[number];
+  const taps = Array(OPTIONS).fill(0), group = make("div", "options");
+  const reveal = button("No idea: show it", () => placeBet(), "main go");
+  const options = gap.options.map((word, n) => {
+    const option = button("", () => tap(n), "option");
+    option.append(make("span", "", word), make("small"));
+    return option;
+  });
+  const text = textSoFar(duel, number, false);
+  group.tabIndex = -1;
+  group.setAttribute("role", "group");
+  group.setAttribute("aria-label", `Word ${number + 1} of ${GAPS}: ${lastWords(duel.round.text, gap.at, 12)}, blank`);
+  group.append(...options);
+  show(`${number + 1} of ${GAPS}`, scoreLine(duel), text, group, reveal);
+  text.scrollTop = text.scrollHeight;
+  group.focus({ preventScroll: true });
+  update();
+
+  function tap(n) {
+    taps[n] = (taps[n] + 1) % (MOST_TAPS + 1);
+    update();
+  }
+  function update() {
+    betOf(taps).forEach((share, n) => {
+      options[n].style.setProperty("--bet", `${100 * share}%`);
+      options[n].classList.toggle("tapped", taps[n] > 0);
+      options[n].lastChild.textContent = asPercent(share);
+      options[n].setAttribute("aria-label", `${gap.options[n]}, ${asPercent(share)}`);
+    });
+    reveal.textContent = taps.some(Boolean) ? "Show the word" : "No idea: show it";
+  }
+  function placeBet() {
+    duel.bets.push(taps.join(""));
+    keepBets(duel.name, duel.bets);
+    showWord(duel);
+  }
+}
+
+/* The word that came, and both bets on all six: the longer bar is the better one. */
+function showWord(duel) {
+  const number = duel.bets.length - 1, gap = duel.gaps[number];
+  const mine = betOf(tapsOf(duel.bets[number])), its = chancesOf(gap[duel.known]);
+  const { answer } = gap, isMine = mine[answer] > its[answer];
+  const table = make("div", "bars");
+  gap.options.forEach((word, n) => {
+    const row = make("div", n === answer ? "row came" : "row");
+    for (const [name, share] of [["you", mine[n]], ["its", its[n]]]) {
+      const bar = make("i", name);
+      bar.style.width = `${100 * share}%`;
+      const told = make("span", "bar");
+      told.append(bar, make("small", "", asPercent(share)));
+      row.append(told);
+    }
+    row.prepend(make("b", "", n === answer ? `${word} ✓` : word));
+    table.append(row);
+  });
+  const won = isMine ? "This one is yours." : "The machine takes it.";
+  const verdict = paragraph("verdict", "It was ", make("b", "", gap.options[answer]),
+    `: you ${asPercent(mine[answer])}, the machine ${asPercent(its[answer])}. ${won}`);
+  verdict.setAttribute("role", "status");
+  const isLast = duel.bets.length === GAPS;
+  const next = button(isLast ? "Who won?" : "Next word", () => (isLast ? showResult(duel) : playGap(duel)), "main go");
+  const key = paragraph("quiet key", make("i", "you"), " you ", make("i", "its"), " the machine");
+  const text = textSoFar(duel, number, true);
+  show(`${number + 1} of ${GAPS}`, scoreLine(duel), text, verdict, table, key, next);
+  text.scrollTop = text.scrollHeight;
+  next.focus({ preventScroll: true });
+}
+
+/* Digits tap; Enter goes on, unless a button has the focus and is pressed by it. */
+function pressKey(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  const option = document.querySelectorAll("#duel .option")[Number(event.key) - 1];
+  if (option) option.click();
+  else if (event.key === "Enter" && event.target.matches(".options")) document.querySelector("#duel .go").click();
+  else return;
+  event.preventDefault();
+}
+const lastWords = (text, at, count) => text.slice(0, at).trim().split(" ").slice(-count).join(" ");
+
+/* The text up to a gap, with what was played in it; five words before it where more are not known. */
+function textSoFar(duel, number, isShown) {
+  const { text } = duel.round, gap = duel.gaps[number], line = make("p", "passage");
+  line.tabIndex = 0;
+  line.setAttribute("aria-label", "The text up to the hidden word");
+  const word = gap.options[gap.answer], mark = make("b", "gap", isShown ? word : "?");
+  if (duel.known === "five") {
+    line.append(`… ${lastWords(text, gap.at, 5)} `, mark);
+    return line;
+  }
+  const { words } = scoreDuel(duel);
+  let from = 0;
+  duel.gaps.slice(0, number).forEach((past, n) => {
+    line.append(text.slice(from, past.at), make("b", words[n].you > words[n].model ? "you" : "its", words[n].word));
+    from = past.at + words[n].word.length;
+  });
+  line.append(text.slice(from, gap.at), mark);
+  return line;
+}
+
+/* --- the end --- */
+
+function showResult(duel) {
+  const result = scoreDuel(duel), { you, model, words } = result, { number, round, beat, known } = duel;
+  const heading = make("h3", "", you > model ? `You beat the machine, ${you} to ${model}.`
+    : you < model ? `The machine wins, ${model} to ${you}.` : "A draw, five all.");
+  heading.tabIndex = -1;
+  const mine = perplexityOf(words.map((word) => word.you)), its = perplexityOf(words.map((word) => word.model));
+  const squares = paragraph("squares", `${squaresOf(words, "you")} you`, make("br"), `${squaresOf(words, "model")} the machine`);
+  const explained = make("p", "", `Your perplexity was ${number2(mine)}, the machine’s ${number2(its)}: ` +
+    "as if each of you had chosen every time among so many equally likely words. " +
+    "Lower is better; who has no idea of six words has 6, and to bet high on a wrong one costs most.");
+  const friend = beat === null ? [] : [paragraph("beat", `Who sent you this won ${asWord(beat)}: ${
+    you > beat ? "you did better." : you < beat ? "they did better." : "the same."}`)];
+  const more = round.more.length && known === "whole"
+    ? [button("Ten more, with five words before each", () => startDuel(number, null, "five"))] : [];
+  const another = button("Another text", () => introduce((number % rounds.length) + 1, null));
+  const again = button("Play it again", () => { keepBets(duel.name, []); startDuel(number, beat, known); });
+  const row = make("p", "row");
+  row.append(...more, another, again);
+  const parts = [heading, ...friend, squares, explained, row];
+  show(round.title, ...parts);
+  heading.focus({ preventScroll: true });
+  drawDuel(duel, result).then((picture) => {
+    if (!squares.isConnected) return;
+    squares.after(sending(picture, message(duel, result), "duel.png"));
+  });
+}
+const number2 = (value) => value.toFixed(2);
+
+function message({ number, known }, { you, model, words }) {
+  const how = known === "five" ? ", with five words before each" : "";
+  return `Guessing ten hidden words${how}: me ${you}, the machine ${model}.\n${squaresOf(words, "you")} me\n` +
+    `${squaresOf(words, "model")} the machine\nYour turn: ${duelLink(number, you)}`;
+}
+
+async function drawDuel({ round }, { you, model, words }) {
+  const { canvas, draw } = await beginCard(), { margin, height } = CARD, size = 92;
+  const inks = { "🟩": "#2f8f4e", "🟨": "#f5b05c", "⬛": "#1b2330" };
+  write(draw, `Me ${you}, the machine ${model}`, margin, 130, 72, { weight: 700 });
+  write(draw, `Ten hidden words of “${round.title}”`, margin, 186, 30, { ink: "#566074" });
+  for (const [row, who, name] of [[0, "you", "me"], [1, "model", "the machine"]]) {
+    const y = 226 + row * 138;
+    words.forEach((word, n) => {
+      draw.fillStyle = inks[squareOf(word[who])];
+      draw.beginPath();
+      draw.roundRect(margin + n * (size - 6), y, size - 16, size - 16, 12);
+      draw.fill();
+    });
+    write(draw, name, margin + GAPS * (size - 6) + 4, y + 52, 30, { weight: 600 });
+  }
+  write(draw, `Your turn: ${shortAddress()}`, margin, height - 44, 30, { ink: "#3b4fc4", weight: 600 });
+  return finish(canvas);
+}
+
+byId("open-duel").addEventListener("click", () => openDuel());
+const linkedDuel = readDuelLink();
+begin().then(() => { if (linkedDuel) openDuel(linkedDuel); });

@@ -1,0 +1,42 @@
+"""How much memory helps: the same tokens with windows of several lengths, and with smaller strides."""
+
+from perplexity_sliding.views.curves import context_curve, setting_curve
+from perplexity_sliding.views.markup import escape, number, per_cent
+
+from .service import Memory
+
+
+def memory_view(memory: Memory) -> str:
+    """Say what the longest memory is worth, and draw both curves."""
+    if not memory.by_context:
+        return (
+            '<div class="ps-view"><p>The text fits into one window: every word is guessed from all that '
+            "stands before it. Say it twice, and shorten the window at its handle, to see what memory is "
+            "worth; or try a longer text.</p></div>"
+        )
+    remark = f'<p class="ps-note">{escape(memory.remark)}</p>' if memory.remark else ""
+    strides = setting_curve(memory.strides) if len(memory.strides) > 1 else ""
+    more = (
+        "<h3>And windows that overlap more?</h3><p>Where one window ends, the next begins with little "
+        "memory. A smaller stride gives every token more of it, and reads the text more often.</p>"
+    )
+    return (
+        f'<div class="ps-view">{_headline(memory)}{context_curve(memory.by_context)}'
+        f"{more + strides if strides else ''}{remark}</div>"
+    )
+
+
+def _headline(memory: Memory) -> str:
+    short, long = memory.by_context[0], memory.by_context[-1]
+    change = per_cent(long["perplexity"] / short["perplexity"])
+    interval = short.get("ratio_to_longest", {}).get("interval")
+    chance = ""
+    if interval is None:
+        chance = " The text is too short to tell whether that is chance."
+    elif interval[0] <= 1 <= interval[1]:
+        chance = " That may be chance."
+    return (
+        f'<p class="ps-verdict">With a memory of {long["context_length"]:,} tokens instead of '
+        f"{short['context_length']:,}, the perplexity of the same tokens goes from "
+        f"{number(short['perplexity'])} to <b>{number(long['perplexity'])}</b>, {change} %.{chance}</p>"
+    )

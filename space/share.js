@@ -1,0 +1,204 @@
+/* What one sends to others: a picture of the text and its number, the link; and what a researcher quotes. */
+const SAID_MS = 2500, CARD = { width: 1200, height: 630, margin: 64 };
+
+function save(name, blob) {
+  const link = make("a");
+  link.href = URL.createObjectURL(blob);
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
+const shortAddress = () => (location.host + location.pathname).replace(/\/$/, "");
+
+/* Begin a picture in the page's own type and light colours. */
+async function beginCard() {
+  await document.fonts.load("600 40px Inter");
+  const canvas = make("canvas"), { width, height } = CARD;
+  canvas.width = width;
+  canvas.height = height;
+  const draw = canvas.getContext("2d");
+  draw.fillStyle = "#ffffff";
+  draw.fillRect(0, 0, width, height);
+  draw.textBaseline = "alphabetic";
+  return { canvas, draw };
+}
+
+function write(draw, text, x, y, size, { weight = 400, ink = "#1b2330" } = {}) {
+  draw.font = `${weight} ${size}px Inter, system-ui, sans-serif`;
+  draw.fillStyle = ink;
+  draw.fillText(text, x, y);
+  return draw.measureText(text).width;
+}
+
+const finish = (canvas) => new Promise((done) => canvas.toBlob(done, "image/png"));
+
+/* The light colours of the page, whatever it wears. */
+function lightColours() {
+  const dress = document.body.classList.contains("dark");
+  document.body.classList.remove("dark");
+  const looks = getComputedStyle(document.body), colours = {};
+  for (let n = 0; n <= 5; n++) colours[`b${n}`] = n ? looks.getPropertyValue(`--ps-b${n}`).trim() : "#ffffff";
+  document.body.classList.toggle("dark", dress);
+  return colours;
+}
+
+/* The words of the text with the classes of their pieces, in lines that fit; the rest ends in an ellipsis. */
+function layCard(draw, size, lines) {
+  draw.font = `500 ${size}px Inter, system-ui, sans-serif`;
+  const { pieces, before } = result.text, names = pieces.classes.split(" ");
+  const parts = [];
+  let at = 0;
+  pieces.lengths.forEach((length, n) => {
+    const piece = pieces.text.slice(Math.max(at, before), at + length);
+    at += length;
+    for (const part of piece.match(/\n|[^\S\n]+|\S+/g) ?? []) parts.push({ part, name: names[n] });
+  });
+  const rows = [[]], most = CARD.width - 2 * CARD.margin;
+  let x = 0;
+  for (let n = 0; n < parts.length; n++) {
+    const { part, name } = parts[n];
+    // A word is not broken between its pieces.
+    let word = draw.measureText(part).width;
+    for (let k = n + 1; part.trim() && k < parts.length && parts[k].part.trim(); k++) {
+      word += draw.measureText(parts[k].part).width;
+    }
+    const begins = n === 0 || !parts[n - 1].part.trim();
+    if (part === "\n" || (begins && x && x + word > most)) {
+      if (rows.length === lines) return { rows, isCut: true };
+      rows.push([]);
+      x = 0;
+    }
+    if (part === "\n" || (!part.trim() && !x)) continue;
+    const width = draw.measureText(part).width;
+    rows.at(-1).push({ part, name, x, width });
+    x += width;
+  }
+  return { rows, isCut: false };
+}
+
+async function drawCard() {
+  const { canvas, draw } = await beginCard(), colours = lightColours(), { margin, width, height } = CARD;
+  const sizes = [[64, 4], [52, 5], [42, 6], [34, 7], [28, 9]];
+  let laid, size, lines;
+  for ([size, lines] of sizes) {
+    laid = layCard(draw, size, lines);
+    if (!laid.isCut) break;
+  }
+  let y = margin + size;
+  for (const row of laid.rows) {
+    for (const { part, name, x, width: wide } of row) {
+      draw.fillStyle = colours[name] ?? "#ffffff";
+      draw.beginPath();
+      draw.roundRect(margin + x, y - size, wide, size * 1.25, 6);
+      if (part.trim() && colours[name]) draw.fill();
+      write(draw, part, margin + x, y, size, { weight: 500, ink: name === "b5" ? "#ffffff" : "#1b2330" });
+    }
+    y += size * 1.5;
+  }
+  if (laid.isCut) write(draw, "…", margin, y - size * 0.7, size);
+  const wide = write(draw, number(result.perplexity), margin, height - 130, 96, { weight: 700 });
+  write(draw, "perplexity", margin + wide + 20, height - 130, 30, { ink: "#566074" });
+  const { worst } = result, told = worst ? `Biggest surprise: “${worst.word}”, ${worst.odds}` : result.verdict;
+  write(draw, told, margin, height - 78, 30, { weight: 600 });
+  write(draw, `And your words? ${shortAddress()}`, margin, height - 34, 26, { ink: "#3b4fc4", weight: 600 });
+  draw.fillStyle = "#a3271b";
+  draw.fillRect(0, 0, width, 12);
+  return finish(canvas);
+}
+
+/* --- a dialog with a picture, and what can be done with it --- */
+
+function openDialog(id, title) {
+  byId(id)?.remove();
+  const dialog = make("dialog", "ps-view"), head = make("div", "head"), close = make("button", "", "✕");
+  dialog.id = id;
+  dialog.setAttribute("aria-label", title);
+  close.type = "button";
+  close.setAttribute("aria-label", `Close: ${title}`);
+  close.addEventListener("click", () => dialog.close());
+  dialog.addEventListener("close", () => dialog.remove());
+  const body = make("div", "body");
+  head.append(make("h2", "", title), make("span", "count quiet"), close);
+  dialog.append(head, body);
+  document.body.append(dialog);
+  editor.stop();
+  dialog.showModal();
+  return { dialog, body };
+}
+
+function button(words, act, name = "") {
+  const made = make("button", name, words);
+  made.type = "button";
+  made.addEventListener("click", () => act(made));
+  return made;
+}
+
+async function copy(text, made) {
+  const before = made.textContent;
+  try {
+    await navigator.clipboard.writeText(text);
+    made.textContent = "Copied";
+  } catch {
+    const words = make("p", "told", text);
+    made.parentElement.after(words);
+    getSelection().selectAllChildren(words);
+    made.textContent = "Selected: copy it";
+  }
+  setTimeout(() => { made.textContent = before; }, SAID_MS);
+}
+
+/* One tap sends text and picture to another app, where the device can; else they are saved and copied. */
+function sending(picture, text, name) {
+  const row = make("p", "row"), files = [new File([picture], name, { type: "image/png" })];
+  if (navigator.canShare?.({ files })) {
+    row.append(button("Send", () => navigator.share({ text, files }).catch(() => {}), "main"));
+  }
+  row.append(
+    button("Copy the message", (made) => copy(text, made), row.firstChild ? "" : "main"),
+    button("Save the picture", () => save(name, picture)),
+  );
+  return row;
+}
+
+byId("open-share").addEventListener("click", async () => {
+  const { body } = openDialog("share", "Share");
+  const picture = await drawCard(), link = await address(), image = make("img", "card");
+  const { worst } = result, odd = worst ? ` The biggest surprise: “${worst.word}”, ${worst.odds}.` : "";
+  const text = `A language model finds my words this surprising: ${number(result.perplexity)}.${odd} And yours? ${link}`;
+  image.src = URL.createObjectURL(picture);
+  image.alt = `${area.value.slice(0, 200)} ${number(result.perplexity)}.${odd}`;
+  const carries = new URL(link).hash
+    ? "The link shows your words to who opens it; no server keeps them."
+    : "The text is too long for a link: the link has the settings only.";
+  body.append(image, sending(picture, text, "perplexity.png"), make("p", "quiet", carries));
+  body.querySelector("button").focus();
+});
+
+/* --- for a paper --- */
+
+const citing = new Line("cite", busyIn(byId("citation")));
+byId("cite").addEventListener("click", async () => {
+  const taken = await citing.ask(request());
+  if (!taken) return;
+  const part = (title, words) => {
+    const row = make("div", "cited"), code = make("pre", "", words);
+    row.append(make("b", "", title), button("Copy", (made) => copy(words, made)));
+    code.tabIndex = 0;
+    return [row, code];
+  };
+  const digests = Object.entries(taken.digests).map(([name, digest]) => `${digest}  ${name}.txt`);
+  const files = make("p", "row");
+  for (const [name, content] of Object.entries(taken.files)) {
+    files.append(button(name, () => save(name, new Blob([content]))));
+  }
+  byId("citation").replaceChildren(
+    ...part("Sentence", taken.sentence),
+    ...part("Signature", taken.signature),
+    ...part("SHA-256", digests.join("\n")),
+    ...part("BibTeX", taken.bibtex),
+    ...part("Python", taken.python),
+    ...part("Shell", taken.shell),
+    files,
+  );
+});

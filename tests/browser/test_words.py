@@ -1,0 +1,270 @@
+"""The visitor's words: coloured where they are written, with a number from the first on."""
+
+import json
+import math
+import time
+import zlib
+from base64 import urlsafe_b64encode
+
+import pytest
+from visitor import BOX, ActionChains, Keys, Page, emulate, on_line, patched
+
+from perplexity_sliding.views.markup import number
+from space.page import OPENING
+
+HOSTILE = "<img src=x onerror=\"window.hacked=1\"> ${window.hacked=2} {{hacked}} <b>bold</b> 'end'"
+CHARACTERS = "Ça naïve, 你好 👩‍👩‍👧 e\u0301 end."
+STORY = "It was late, and the lamp had gone out again. Nobody went to light it. "
+PIECES = "#mirror [data-n]"
+HEARD = "return [...document.querySelectorAll('.handle')].map((one) => one.ariaValueNow)"
+PLACES = """
+const places = {};
+for (const id of ["stage", "says", "twice", "open-duel", "open-share", "number", "verdict", "teaser"]) {
+  const { top, left } = document.getElementById(id).getBoundingClientRect();
+  places[id] = [Math.round(left), Math.round(top + scrollY)];
+}
+return places;
+"""
+
+
+def pack(text):
+    squeezed = zlib.compress(text.encode(), 9, wbits=-15)
+    return urlsafe_b64encode(squeezed).decode().rstrip("=")
+
+
+def test_ten_cold_loads_are_complete(browser, url, longest):
+    """ "NaN tokens" stood there after 5 of 16, and one arrow key then scored another window."""
+    with on_line(browser, 200_000, 40):
+        for _ in range(10):
+            page = Page(browser, url)
+            assert page.script(HEARD) == [str(longest), str(longest // 2)]
+            assert page.script("return document.body.innerText.includes('NaN')") is False
+            assert page.told("#perplexity") and page.told("#verdict") and page.shown == OPENING
+
+
+def test_a_first_visit_asks_for_one_file_and_moves_nothing(browser, url):
+    watch = """
+    window.shifts = [];
+    new PerformanceObserver((list) => { for (const { value, sources } of list.getEntries())
+      window.shifts.push([value, ...sources.map(({ node }) => node?.id || node?.nodeName)]);
+    }).observe({type: "layout-shift", buffered: true});
+    """
+    browser.get_log("browser")
+    with patched(browser, watch):
+        page = Page(browser, url)
+        time.sleep(1)  # for what would move after that
+        shifts = page.script("return window.shifts")
+        assert sum(value for value, *_ in shifts) < 0.01, shifts
+    assert page.script("return performance.getEntriesByType('resource').length") == 0
+    errors = [line for line in browser.get_log("browser") if line["level"] == "SEVERE"]
+    assert not errors
+
+
+def test_the_first_screen_is_ones_words_a_number_and_two_buttons(page):
+    for shown in ("#text", "#number", "#verdict", "#twice", "#open-duel", "#teaser"):
+        assert page.script(BOX, page.one(shown))[3] <= 800, shown
+    size = page.script(
+        "return parseFloat(getComputedStyle(document.getElementById('text')).fontSize)"
+    )
+    assert size == 40
+    page.click("#text")
+    page.keys("Hi there")
+    page.until(lambda: page.text == "Hi there", "the first words are not replaced")
+    assert page.scored() != "" and "give or take" in page.told("#give")
+
+
+@pytest.mark.parametrize("text", ["One", "It was the best of times.", STORY * 3])
+def test_a_text_of_any_length_keeps_every_control_on_the_screen(page, metric, bundled, text):
+    """Texts under 20 tokens had no number, and a table that pushed all controls away."""
+    before = page.script(PLACES)
+    shown = page.scored(text)
+    result = metric.compute(predictions=[text], model_id=bundled)
+    assert shown == number(result["perplexity"])
+    for control in ("#twice", "#open-duel", "#open-share"):
+        assert page.script(BOX, page.one(control))[3] <= 800
+    if len(text) < 60:
+        after = page.script(PLACES)
+        assert {name: after[name] for name in ("stage", "twice", "number")} == {
+            name: before[name] for name in ("stage", "twice", "number")
+        }
+
+
+def test_nothing_moves_because_something_is_said(page):
+    """Play moved 72 pixels up when it was pressed, and the second click missed."""
+    page.scored(STORY * 12)
+    before = page.script(PLACES)
+    page.click("#play")
+    page.until(lambda: "Window 2 of" in page.told("#says"))
+    assert page.told("#play") == "Pause" and page.script(PLACES) == before
+    page.click("#play")
+    page.script("document.querySelector('.word').click()")
+    page.until(lambda: "after" in page.told("#says"))
+    assert page.script(PLACES) == before
+
+
+def test_the_colours_are_those_of_the_metric(page, metric, bundled):
+    page.scored(STORY * 2)
+    result = metric.compute(predictions=[STORY * 2], model_id=bundled, return_token_scores=True)
+    [scores] = result["token_scores"]
+    bits = [nll / math.log(2) for nll in scores["nll"]]
+    pieces = page.all(PIECES)
+    assert len(pieces) == len(bits) and page.shown == page.text
+    for piece, own in zip(pieces, bits):
+        level = sum(own >= edge for edge in (1, 3, 6, 10, 15))
+        assert piece.get_attribute("class").split()[0] == f"b{level}"
+
+
+def test_what_is_typed_keeps_the_colours_around_it(page):
+    page.scored(STORY)
+    page.script(
+        "const area = document.getElementById('text');"
+        "area.setRangeText('A parrot said so. ', 0, 0, 'end');"
+        "area.dispatchEvent(new Event('input', {bubbles: true}));"
+        "window.kept = [...document.querySelectorAll('#mirror [data-n]')].map((e) => e.className)"
+    )
+    assert len(page.script("return window.kept")) > 10  # at once, before anything was scored
+    page.scored()
+    assert page.shown == page.text == "A parrot said so. " + STORY
+
+
+def test_a_word_is_told_of_by_mouse_caret_and_its_button(page):
+    page.scored(STORY)
+    ActionChains(page.browser).move_to_element(page.all(PIECES)[3]).perform()
+    page.until(lambda: page.one("#tip").is_displayed() and "bits of surprise" in page.told("#tip"))
+    page.one("#text").send_keys(Keys.CONTROL, Keys.HOME)
+    page.keys(Keys.ARROW_RIGHT)
+    page.until(lambda: "“It”" in page.told("#says"))
+    assert not page.one("#tip").is_displayed()
+    word = page.told(".word")
+    page.script("document.querySelector('.word').click()")
+    assert page.told("#mirror .lit") in word and "1 in" in page.told("#story")
+
+
+def test_the_last_of_several_texts_is_the_one_that_is_scored(page, metric, bundled):
+    for text in (STORY * 200, STORY * 100, "The sea was calm."):
+        page.fill(text)
+        time.sleep(0.3)
+    shown = page.scored()
+    expected = metric.compute(predictions=["The sea was calm."], model_id=bundled)
+    assert shown == number(expected["perplexity"]) and page.shown == "The sea was calm."
+
+
+def test_characters_stay_whole_and_nothing_of_a_text_is_run(page):
+    page.scored(CHARACTERS)
+    assert page.shown == CHARACTERS
+    assert [piece.text for piece in page.all(PIECES) if "👩‍👩‍👧" in piece.text]
+    page.script("window.hacked = 0")
+    page.scored(HOSTILE)
+    assert page.shown == HOSTILE and page.script("return window.hacked") == 0
+    page.scored("سلام دنیا.")
+    _, _, right, _ = page.script(BOX, page.one(PIECES))
+    left, _, end, _ = page.script(BOX, page.one("#text"))
+    assert right > (left + end) / 2  # it begins at the right
+
+
+def test_a_file_is_read_and_its_line_ends_are_said(page, tmp_path):
+    path = tmp_path / "mine.txt"
+    path.write_bytes(b"A harbour.\r\nA ship.")
+    page.one("#file").send_keys(str(path))
+    page.until(lambda: page.text == "A harbour.\nA ship.")
+    assert r"line ends (\r\n) became \n" in page.told("#says")
+    path.write_bytes(b"\xff\xd8\xff\xe0 no text")
+    page.one("#file").send_keys(str(path))
+    page.until(lambda: "not plain text" in page.told("#says"))
+    assert page.text == "A harbour.\nA ship."
+
+
+def test_address_and_reload_bring_text_and_settings_back(browser, url, longest):
+    text = "A text that came with its link: ça, 你好 & <b>more</b>."
+    page = Page(browser, f"{url}?window=48&stride=12#text={pack(text)}")
+    shown = page.scored()
+    assert page.text == text and "window 48 · stride 12" in page.told("#recipe")
+    again = Page(browser, page.script("return location.href"))
+    assert again.scored() == shown and again.text == text
+    again.fill("Typed just before a reload.")
+    browser.refresh()
+    again.until(lambda: again.text == "Typed just before a reload.")
+    broken = Page(browser, f"{url}#text=broken")
+    assert "broken" in broken.told("#says") and broken.text == OPENING
+
+
+def test_a_server_that_is_gone_is_said_and_asked_again(page):
+    with on_line(page.browser, offline=True):
+        page.fill("Nobody is there.")
+        page.until(lambda: "does not answer" in page.told("#busy"))
+        assert page.text == "Nobody is there."
+    page.until(lambda: page.script("return !document.querySelector('#answer.old')"), patience=30)
+    assert page.shown == "Nobody is there." and page.told("#busy") == ""
+
+
+def test_what_is_refused_says_so(page):
+    page.enter("model", "owner/code")
+    page.until(lambda: "program code of its own" in page.told("#busy"))
+    assert page.one("#busy").get_attribute("role") == "alert"
+    page.enter("model", "owner/bytes")
+    page.scored()
+    assert page.told("#busy") == "" and "owner/bytes" in page.told("#who")
+    assert page.one("#window").get_property("max") == "32"
+
+
+def is_window(said):
+    return said.startswith("Window ")
+
+
+def test_one_glide_from_the_second_window_on(browser, url):
+    """Not with reduced motion."""
+    watch = """
+    window.said = [];
+    addEventListener("DOMContentLoaded", () => new MutationObserver(() =>
+      window.said.push(document.getElementById("says").textContent))
+      .observe(document.getElementById("says"), {childList: true}));
+    """
+    address = f"{url}#text={pack(STORY * 12)}"
+    with patched(browser, watch):
+        still = Page(browser, address)
+        still.scored()
+        time.sleep(1)
+        assert not any(map(is_window, still.script("return said")))
+        moving = Page(browser, address, motion="no-preference")
+        moving.until(lambda: any(map(is_window, moving.script("return said"))), "it stands still")
+        moving.until(lambda: moving.told("#play") == "Play", "it does not end")
+        windows = list(filter(is_window, moving.script("return said")))
+    assert windows[0].startswith("Window 2 of")
+    assert all("It has forgotten everything before here." in said for said in windows)
+    emulate(browser)
+
+
+def test_the_picture_to_share_shows_the_text_and_one_message_has_all(page, url):
+    page.scored("I love pizza with pineapple.")
+    page.script(
+        "navigator.clipboard.writeText = (words) => { window.copied = words; return Promise.resolve(); }"
+    )
+    page.click("#open-share")
+    page.until(
+        lambda: page.script("return document.querySelector('#share img')?.naturalWidth") == 1200
+    )
+    page.script("document.querySelector('#share .main').click()")
+    copied = page.until(lambda: page.script("return window.copied"))
+    assert page.told("#perplexity") in copied and page.told(".word") in copied
+    assert f"{url}#text=" in copied
+    drawn = page.script(
+        "const image = document.querySelector('#share img'), canvas = document.createElement('canvas');"
+        "canvas.width = 1200; canvas.height = 630; const draw = canvas.getContext('2d');"
+        "draw.drawImage(image, 0, 0); const { data } = draw.getImageData(0, 0, 1200, 630), seen = new Set();"
+        "for (let n = 0; n < data.length; n += 4) seen.add(data.slice(n, n + 3).join());"
+        "return [...seen]"
+    )
+    assert "245,176,92" in drawn or "230,125,58" in drawn, "the colours of the words"
+    page.keys(Keys.ESCAPE)
+    page.until(lambda: not page.all("#share"))
+
+
+def test_a_citation_repeats_the_number(page, metric, bundled):
+    page.scored(STORY)
+    page.script("document.getElementById('lab').open = true")
+    page.click("#cite")
+    page.until(lambda: "metric.compute" in page.told("#citation"))
+    result = metric.compute(predictions=[STORY], model_id=bundled)
+    assert f"Perplexity {number(result['perplexity'])}" in page.told("#citation")
+    names = json.loads(json.dumps([one.text for one in page.all("#citation .row button")]))
+    assert {"tokens.csv", "tokens.json", "text.txt"} <= set(names)

@@ -1,0 +1,191 @@
+"""What the page is told of a score: its number and ±, the colours, the most surprising word, the text."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from pages import MANY, STORY
+from scipy import stats
+
+from perplexity_sliding.views.markup import number, percent
+from perplexity_sliding.views.numbers import most_surprising, odds
+from perplexity_sliding.views.reading import Reading
+from perplexity_sliding.views.segments import cut
+from space.answers import averages_tokens, interval_of, recipe, score_answer, text_data, worst_word
+from space.jobs import Job
+from space.landmarks import Landmark
+from space.models import BUNDLED
+from space.service import Service
+from space.settings import Settings
+
+MARKS = [Landmark("a novel", 40.0), Landmark("the news", 120.0)]
+
+
+def scored_losses(scored):
+    return np.array([nll for nll in scored.tokens["nll"] if nll is not None])
+
+
+def test_a_number_from_the_first_words_with_the_interval_of_its_tokens(folders):
+    scored = Service(folders["bundled"]).score("Hello big world", Settings(BUNDLED), Job(60))
+    losses = scored_losses(scored)
+    assert 2 <= len(losses) < 20
+    low, high = np.exp(stats.t.interval(0.95, len(losses) - 1, losses.mean(), stats.sem(losses)))
+    answer = score_answer(scored, MARKS)
+    assert answer["perplexity"] == pytest.approx(math.exp(losses.mean()))
+    assert answer["interval"] == pytest.approx([max(1.0, low), high])
+
+
+def test_a_long_text_has_the_interval_of_the_metric(service):
+    scored = service.score(STORY * 2, Settings(BUNDLED, 64, 32), Job(60))
+    assert scored.result["perplexity_interval"] is not None
+    assert interval_of(scored) == scored.result["perplexity_interval"]
+
+
+@pytest.mark.parametrize("text, protocol", [("a", "sliding"), (STORY[:300], "transformers-docs")])
+def test_no_interval_where_there_can_be_none(service, text, protocol):
+    settings = Settings(BUNDLED, 64, protocol=protocol, start="automatic")
+    scored = service.score(text, settings, Job(60))
+    assert len(scored_losses(scored)) == 1 or not averages_tokens(scored)
+    assert interval_of(scored) is None
+
+
+def test_the_text_is_scored_as_it_is_given(service, metric):
+    """Line ends of Windows became those of Unix in silence: 62.61 for 403.27."""
+    text = "One line.\r\nAnother.\r"
+    scored = service.score(text, Settings(BUNDLED, 64, 16), Job(60))
+    bundled = service.load(BUNDLED, Job(60))
+    expected = metric.compute(
+        predictions=[text],
+        model=bundled.model,
+        tokenizer=bundled.tokenizer,
+        max_length=64,
+        stride=16,
+    )
+    assert scored.text == text
+    assert scored.result["perplexity"] == pytest.approx(expected["perplexity"], rel=1e-9)
+    assert scored.result["num_tokens"] == expected["num_tokens"]
+
+
+def test_colours_follow_the_legend(scored):
+    pieces = text_data(scored)["pieces"]
+    edges = [0, 1, 3, 6, 10, 15, math.inf]
+    expected = []
+    for segment in cut(scored.text, scored.tokens["offsets"]):
+        bits = sum(scored.tokens["nll"][segment.first : segment.last + 1]) / math.log(2)
+        expected.append(next(n for n in range(6) if edges[n] <= bits < edges[n + 1]))
+    assert pieces["classes"].split() == [f"b{colour}" for colour in expected]
+    assert pieces["text"] == scored.text
+
+
+def test_a_context_is_shown_and_not_coloured(service):
+    settings = Settings(BUNDLED, 64, 16, context="Before it 👩‍👩‍👧.")
+    scored = service.score(" " + MANY, settings, Job(60))
+    data = text_data(scored)
+    assert data["before"] == len(settings.context.encode("utf-16-le")) // 2
+    reached = 0
+    for length, shown in zip(data["pieces"]["lengths"], data["pieces"]["classes"].split()):
+        assert (shown == "out") == (reached < data["before"])
+        reached += length
+    assert f"after {scored.num_context_tokens} tokens of context" in recipe(scored)
+
+
+READ = {
+    "offsets": [[0, 1], [1, 5], [5, 7], [7, 8], [8, 10], [10, 11], [11, 13]],
+    "nll": [None, 3.0, 8.0, 2.0, 12.0, 1.0, 9.0],
+    "tokens": ["a", " Jos", "ia", "h", " b", ",", " c"],
+    "alternatives": [[("h", 0.1)]] * 7,
+}
+
+
+def test_the_most_surprising_word_is_so_per_token():
+    """By their sums, long words always won."""
+    reading = Reading("a Josiah b, c", READ, {}, "model")
+    assert [word.word for word in most_surprising(reading, 9)] == ["b", "c", "Josiah"]
+    told = worst_word(reading)
+    assert (told["word"], told["piece"], told["odds"]) == ("b", 4, odds(12.0))
+    tokens = READ | {"nll": [None, 13.0, 12.0, 14.0, 12.0, 1.0, 9.0]}
+    told = worst_word(Reading("a Josiah b, c", tokens, {}, "model"))
+    assert (told["word"], told["odds"]) == ("Josiah", odds(39.0)), "its odds are of all of it"
+    assert told["piece"] == 3, "it leads to its most surprising piece"
+    tokens["nll"][3] = None
+    assert worst_word(Reading("a Josiah b, c", tokens, {}, "model"))["word"] == "b"
+
+
+def test_a_character_of_several_tokens_surprises_as_their_sum():
+    tokens = {
+        "offsets": [[0, 3], [3, 5], [4, 5], [4, 5], [5, 6]],
+        "nll": [3.0, 3.0, 4.0, 5.0, 1.0],
+        "tokens": ["sat", " \ufffd", "\ufffd", "\ufffd", "x"],
+        "alternatives": [[(" dog", 0.1)]] * 5,
+    }
+    told = worst_word(Reading("sat 猫x", tokens, {}, "model"))
+    assert (told["word"], told["odds"]) == ("猫", odds(3.0 + 4.0 + 5.0))
+    assert told["expected"] is None, "the likeliest token is a part of a character"
+
+
+@pytest.mark.parametrize(
+    "begins, expected, said",
+    [("ia", "h", "Josh…"), ("ia", ", ", ","), ("ia", " the", "the"), ("Jos", "Al", "Al")],
+)
+def test_what_was_expected_within_a_word_is_said_with_its_beginning(begins, expected, said):
+    text, offsets = "“Josian", [[0, 1], [1, 4], [4, 6], [6, 7]]
+    place = offsets.index([text.index(begins), text.index(begins) + len(begins)])
+    tokens = {
+        "offsets": offsets,
+        "nll": [9.0 if number == place else 1.0 for number in range(len(offsets))],
+        "tokens": [text[a:b] for a, b in offsets],
+        "alternatives": [[(expected, 0.1)]] * len(offsets),
+    }
+    assert worst_word(Reading(text, tokens, {}, "model"))["expected"] == said
+
+
+@pytest.mark.parametrize(
+    "protocol, averages",
+    [("sliding", True), ("gptq", True), ("transformers-docs", False), ("yarn", False)],
+)
+def test_only_a_mean_over_tokens_has_an_interval_over_them(service, protocol, averages):
+    scored = service.score(STORY, Settings(BUNDLED, 64, protocol=protocol), Job(60))
+    assert averages_tokens(scored) == averages
+
+
+def test_a_start_token_is_part_of_the_recipe(service):
+    scored = service.score("A gull.", Settings(BUNDLED, 64, 16), Job(60))
+    assert "start:once" in scored.result["signature"] and "start token once" in recipe(scored)
+
+
+def test_what_has_no_end_is_a_number_for_json(scored):
+    endless = replace(scored, result=scored.result | {"perplexity": math.inf})
+    answer = score_answer(endless, MARKS)
+    assert answer["perplexity"] == 1e9 and "no chance at all" in answer["verdict"]
+
+
+@pytest.mark.parametrize(
+    "share, shown", [(0.41, "41 %"), (0.0153, "1.5 %"), (0.001, "0.1 %"), (0.0009, "< 0.1 %")]
+)
+def test_a_chance_is_written_in_one_way(share, shown):
+    assert percent(share) == shown
+
+
+@pytest.mark.parametrize(
+    "value, shown",
+    [
+        *[(27.314, "27.31"), (1e6, "1,000,000"), (0.01234, "0.01234"), (math.inf, "∞")],
+        *[(999.96, "1000"), (191.0, "191.0"), (8.5, "8.500"), (5.88623e23, "5.886 × 10²³")],
+    ],
+)
+def test_numbers_for_people(value, shown):
+    assert number(value) == shown
+
+
+@pytest.mark.parametrize(
+    "one_in, said",
+    [
+        *[(1.2, "1 in 1"), (53_318, "1 in 53,300"), (812.4, "1 in 812")],
+        *[(4.42e9, "1 in 4.4 billion"), (61.4e12, "1 in 61 trillion")],
+        (3e15, "less likely than 1 in 1,000 trillion"),
+    ],
+)
+def test_odds_for_people(one_in, said):
+    assert said in odds(math.log(one_in))
+    assert "no chance" in odds(math.inf)

@@ -1,0 +1,68 @@
+"""Landmarks are measured with the model in use, and the verdict follows from them."""
+
+import math
+
+import pytest
+
+from space.jobs import Job
+from space.landmarks import Landmark, doubt, is_foreign, landmark_texts, verdict
+from space.models import BUNDLED
+from space.service import Service
+from space.settings import Settings
+
+MARKS = [Landmark("a rhyme", 10.0), Landmark("a novel", 40.0), Landmark("noise", 4000.0)]
+
+
+def test_landmarks_are_the_scores_of_their_texts(folders):
+    service = Service(folders["bundled"])
+    marks = service.landmarks(BUNDLED, Job(60))
+    found = {mark.name: mark.perplexity for mark in marks}
+    assert found.keys() == landmark_texts().keys() and len(found) >= 5
+    assert list(found.values()) == sorted(found.values())
+    for name, text in landmark_texts().items():
+        own = service.score(text, Settings(BUNDLED), Job(60)).result["perplexity"]
+        assert found[name] == pytest.approx(own, rel=1e-9)
+    assert service.landmarks(BUNDLED, Job(60)) is marks, "measured once"
+
+
+@pytest.mark.parametrize(
+    "perplexity, said",
+    [
+        (5.0, "More predictable than a rhyme."),
+        (11.0, "About as surprising as a rhyme."),
+        (20.0, "More surprising than a rhyme, less than a novel."),
+        (300.0, "More surprising than a novel, less than noise."),
+        (9000.0, "More surprising than noise."),
+        (math.inf, "The model gave a part of it no chance at all."),
+    ],
+)
+def test_a_verdict_is_a_place_among_the_landmarks(perplexity, said):
+    assert verdict(perplexity, MARKS) == said
+
+
+@pytest.mark.parametrize(
+    "interval, said",
+    [
+        (None, ""),
+        ([12.0, 30.0], ""),
+        ([12.0, 50.0], ""),
+        ([9.0, 50.0], "With so few words, it may be anything from a rhyme to a novel."),
+    ],
+)
+def test_doubt_is_said_where_the_interval_holds_several_landmarks(interval, said):
+    assert doubt(interval, MARKS) == said
+
+
+@pytest.mark.parametrize(
+    "text, foreign",
+    [
+        ("Der Hund lief bellend durch unseren Garten.", True),
+        ("Mi abuela me manda correos desde Madrid", True),
+        ("I love pizza with pineapple.", False),
+        ("Pferde laufen schnell davon", False),
+        ("Pizza!", False),
+        ("12 34 56 78 90 12", False),
+    ],
+)
+def test_words_of_another_language_are_told_by_what_english_never_lacks(text, foreign):
+    assert is_foreign(text) == foreign
