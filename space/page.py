@@ -21,6 +21,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from perplexity_sliding.views.assets import SCRIPTS, STYLE, joined
+from perplexity_sliding.views.markup import number
 
 from .answers import score_answer
 from .endpoints import add_endpoint, make_compare, make_score, page_calls
@@ -121,13 +122,17 @@ def write_page(data: dict) -> str:
     style = typeface() + joined((STYLE, HERE / "page.css"))
     own = ("ask.js", "editor.js", "page.js", "share.js", "duel.js")
     script = joined((*SCRIPTS, *(HERE / name for name in own)))
+    opening = data["opening"]
     packed = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     filled = {
         "title": html.escape(TITLE),
         "style": style,
         "script": f'(() => {{ "use strict";\n{script}}})();',
         "data": packed,
-        "text": html.escape(data["opening"]["text"]["pieces"]["text"]),
+        "text": html.escape(opening["text"]["pieces"]["text"]),
+        "perplexity": number(opening["perplexity"]),
+        "verdict": html.escape(opening["verdict"]),
+        "doubt": html.escape(opening["doubt"]),
         "tools": html.escape(data["tools"]),
     }
     document = (HERE / "page.html").read_text(encoding="utf-8")
