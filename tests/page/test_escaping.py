@@ -37,4 +37,4 @@ def test_data_in_the_page_ends_no_script():
     text = {"pieces": {"text": "</script><b>&"}}
     opening = {"text": text, "perplexity": 9.0, "verdict": "<b>", "doubt": ""}
     page = write_page({"opening": opening, "tools": "<i>"})
-    assert page.count("</script>") == 2 and "&lt;/script&gt;&lt;b&gt;&amp;" in page
+    assert page.count("</script>") == 3 and "&lt;/script&gt;&lt;b&gt;&amp;" in page
