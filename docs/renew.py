@@ -29,7 +29,6 @@ BY_HAND = {
     "docs/served-models.md": "benchmarks/served.py",
     "docs/speed.md": "benchmarks/run.py, benchmarks/short_text.py, benchmarks/memory.py",
     "docs/find.md": "benchmarks/find.py",
-    "tests/word_peers.json": "python tests/word_peers.py",
     "sentences that draw a conclusion from a number": "read them",
 }
 

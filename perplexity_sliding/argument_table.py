@@ -231,7 +231,7 @@ _PROTOCOLS = ", ".join(
 # Columns that `return_token_scores` may add.
 TOKEN_COLUMNS = ("rank", "entropy")
 BOUNDARIES = ("joint", "healed", "separate")
-CORRECTIONS = ("pimentel", "oh", None)
+CORRECTIONS = ("pimentel", "oh", "wordsprobability", "minicons", None)
 
 ARGUMENTS = {
     "predictions": Argument(
@@ -542,8 +542,9 @@ ARGUMENTS = {
         Choice(CORRECTIONS),
         "pimentel",
         'correction for the space between words: "pimentel" (Pimentel and Meister, 2024), "oh" (Oh '
-        "and Schuler, 2024), or None for plain sums.",
-        "pimentel (default), oh or none; implies --words",
+        'and Schuler, 2024), "wordsprobability" or "minicons" for exactly the numbers of these '
+        "packages, or None for plain sums.",
+        "pimentel (default), oh, a package or none; implies --words",
         "NAME",
     ),
 }

@@ -180,6 +180,7 @@ def vocabulary_of(tokens):
         ends=np.array([token[-1].isspace() for token in tokens]),
         closes=np.zeros(len(tokens), dtype=bool),
         special=np.zeros(len(tokens), dtype=bool),
+        refunded=np.array([]),
     )
 
 
@@ -223,7 +224,7 @@ def surprisal_of(prefix, word, vocabulary, correction="pimentel"):
     ends = np.cumsum([len(token) for token in tokens])
     offsets = np.stack([ends - [len(token) for token in tokens], ends], 1)
     boundary = -np.log(rows[:, vocabulary.boundary_ids(correction)].sum(1))
-    interior = -np.log(rows[:, vocabulary.interior_ids()].sum(1))
+    interior = -np.log(rows[:, vocabulary.refunded].sum(1))
     borders = TokenBorders.of(text, ids, offsets, vocabulary)
     words = assign_tokens(text, offsets, split_words(text))
     _, surprisals = sum_words(
@@ -272,7 +273,7 @@ def test_all_words_sum_to_one(prefix, with_space):
     """Σ exp(-s(w)) over all words of up to 3 tokens + P(none, or a longer one) = 1."""
     vocabulary = classify_vocabulary(make_decoding(TINY, decoders.ByteLevel()), len(TINY))
     first = tiny_row(prefix)
-    opening = vocabulary.boundary_ids("pimentel") if with_space else vocabulary.interior_ids()
+    opening = vocabulary.boundary_ids("pimentel") if with_space else vocabulary.refunded
     if with_space and prefix[-1:] == [".Ċ"]:
         assert opening[0] == 0  # the text may end here as well
     mass = first[opening].sum()

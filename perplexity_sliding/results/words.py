@@ -22,7 +22,7 @@ import re
 import warnings
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -38,6 +38,9 @@ from ..scoring.measures import Entropy, Measure, SetMass
 # Texts of the last tokenizer's tokens, by its digest.
 _TEXTS: dict[str, list[str]] = {}
 SPACE = re.compile(r"\s*")
+# Packages whose numbers are reproduced, and the correction that each applies; they know no white space
+# but the sign of a space in front of a token.
+PACKAGES = {"wordsprobability": "pimentel", "minicons": "oh"}
 # Scripts without spaces between words, and the mean length in characters above which the strings
 # between spaces are not single words: Chinese and Japanese; Thai, Lao, Khmer, Burmese, Tibetan.
 UNSPACED = {
@@ -57,12 +60,14 @@ class Vocabulary:
         ends: whether it ends in white space (V,); so do tokens that mark the end of a word.
         closes: whether it is the end-of-text token (V,).
         special: whether it is a special token of any kind (V,).
+        refunded: ids of the tokens that may begin a text, those that a package counts twice twice.
     """
 
     begins: np.ndarray
     ends: np.ndarray
     closes: np.ndarray
     special: np.ndarray
+    refunded: np.ndarray
 
     def boundary_ids(self, correction: str | None) -> np.ndarray:
         """Return ids of the tokens that close the word before them.
@@ -71,10 +76,6 @@ class Vocabulary:
         """
         closing = self.begins | self.closes if correction == "pimentel" else self.begins
         return np.flatnonzero(closing)
-
-    def interior_ids(self) -> np.ndarray:
-        """Return ids of the tokens that may begin a text that does not begin with white space."""
-        return np.flatnonzero(~self.begins)
 
 
 def classify_vocabulary(
@@ -90,12 +91,35 @@ def classify_vocabulary(
     texts = vocabulary_texts(tokenizer) if texts is None else texts
     texts = [*texts, *[""] * size][:size]
     numbers = np.arange(size)
+    begins = np.array([text[:1].isspace() for text in texts], dtype=bool)
     return Vocabulary(
-        begins=np.array([text[:1].isspace() for text in texts], dtype=bool),
+        begins=begins,
         ends=np.array([text[-1:].isspace() for text in texts], dtype=bool),
         closes=numbers == tokenizer.eos_token_id,
         special=np.isin(numbers, list(special_ids(tokenizer))),
+        refunded=np.flatnonzero(~begins),
     )
+
+
+def as_the_package(
+    vocabulary: Vocabulary, tokenizer: PreTrainedTokenizerBase, package: str
+) -> Vocabulary:
+    """Return the role of each token in a package of `PACKAGES`.
+
+    wordsprobability adds the end of the text to the tokens that may begin one a second time, and leaves
+    those out that were added to the tokenizer.  minicons counts added tokens that take the space before
+    them.
+    """
+    sign = tokenizer.convert_ids_to_tokens(tokenizer(" ", add_special_tokens=False).input_ids[0])[0]
+    known = {number: token for token, number in tokenizer.get_vocab().items()}
+    size = len(vocabulary.begins)
+    begins = np.array([known.get(n, "").startswith(sign) for n in range(size)], dtype=bool)
+    if package == "minicons":
+        for number, token in tokenizer.added_tokens_decoder.items():
+            begins[number] |= token.lstrip
+    own = np.flatnonzero(~begins[: tokenizer.vocab_size])
+    refunded = np.append(own, tokenizer.eos_token_id)
+    return replace(vocabulary, begins=begins, ends=np.zeros_like(begins), refunded=refunded)
 
 
 # --- words in a text -------------------------------------------------------------------------------
@@ -346,7 +370,8 @@ class WordScoring:
 
     Attributes:
         spans: for each text the characters of its words; None splits it at white space.
-        correction: the correction for the space between words: "pimentel", "oh" or None.
+        correction: the correction for the space between words: "pimentel", "oh", one of `PACKAGES`
+            or None.
         with_borders: whether to measure the cost of the space after a word, and the entropy.
     """
 
@@ -384,14 +409,21 @@ class WordScoring:
             _TEXTS.clear()
             _TEXTS[digest] = texts
         vocabulary = classify_vocabulary(model.tokenizer, model.vocabulary_size, texts)
+        if correction in PACKAGES:
+            vocabulary = as_the_package(vocabulary, model.tokenizer, correction)
         return cls(spans, correction, vocabulary, model.gives_logits)
+
+    @property
+    def rule(self) -> str | None:
+        """The correction without its package."""
+        return PACKAGES.get(self.correction or "", self.correction)
 
     def measures(self) -> list[Measure]:
         """List the measures of each token."""
         if not self.with_borders:
             return []
-        boundary = self.vocabulary.boundary_ids(self.correction)
-        interior = self.vocabulary.interior_ids()
+        boundary = self.vocabulary.boundary_ids(self.rule)
+        interior = self.vocabulary.refunded
         return [
             SetMass("boundary", tuple(boundary.tolist())),
             SetMass("interior", tuple(interior.tolist())),
@@ -457,7 +489,7 @@ class WordScoring:
     ) -> dict[str, list]:
         borders = TokenBorders.of(text, stream.ids, word_offsets(stream), self.vocabulary)
         closing = closing_terms(borders, tokens.boundary)
-        opening = opening_terms(borders, tokens.boundary, tokens.interior, self.correction)
+        opening = opening_terms(borders, tokens.boundary, tokens.interior, self.rule)
         opening[healed] = 0.0
         nll, surprisal = sum_words(words, tokens.nll, closing, opening)
         begins = [None if word is None else word[0] for word in words]
