@@ -14,7 +14,7 @@ from peers import Harness, guide_loop, stock_metric
 from workloads import make_lines, make_model, make_text, make_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.append(str(ROOT))
 
 from perplexity_sliding import compute  # noqa: E402
 from perplexity_sliding.plan.windows import plan_windows  # noqa: E402

@@ -15,7 +15,6 @@ from .argument_table import ARGUMENTS, describe_arguments
 from .arguments import EVALUATOR_ROLE, Setting, check_names, check_texts, read_once
 from .digests import TextsDigest
 from .engines.sources import (
-    FreedModel,
     OpenModels,
     WithoutAdapter,
     compare_tokenizers,
@@ -47,7 +46,6 @@ from .results.words import WordScoring
 from .scoring.carried import open_carrier, score_carried
 from .scoring.checkpoint import open_checkpoint
 from .scoring.distributed import Processes
-from .scoring.hidden_states import store_reference
 from .scoring.measures import Healing, Measure, plan_healing
 from .scoring.runner import Progress, Session, Work, prepare_model, without_collecting
 
@@ -73,6 +71,7 @@ def compute(
     num_alternatives: int = 0,
     callback: Callable[[Progress], None] | None = None,
     checkpoint: str | os.PathLike | None = None,
+    identify: bool = False,
     distributed: bool = False,
     return_totals: bool | str = False,
     detokenizer: str | None = None,
@@ -111,6 +110,7 @@ def compute(
     return compute_with(OpenModels(), locals())
 
 
+SIGNATURE = signature(compute)
 if compute.__doc__:  # python -OO drops it
     compute.__doc__ = cleandoc(compute.__doc__).replace("    {arguments}", describe_arguments())
 
@@ -128,7 +128,7 @@ def compute_with(opened: OpenModels, arguments: dict) -> dict:
         with open_session(request, processes) as session:
             with open_models(opened, request, session) as models:
                 plan = make_plan(request, models)
-                scores = run(session, plan, models)
+                scores = score(session, plan, models)
             return report(plan, scores)
 
 
@@ -172,8 +172,8 @@ def with_defaults(arguments: dict) -> Mapping:
     Raises:
         TypeError: an argument is unknown.
     """
-    check_names(compute, arguments)
-    call = signature(compute).bind(**arguments)
+    check_names(list(SIGNATURE.parameters), arguments)
+    call = SIGNATURE.bind(**arguments)
     call.apply_defaults()
     return {name: read_once(value) for name, value in call.arguments.items()}
 
@@ -193,9 +193,6 @@ def open_session(request: Request, processes: Processes) -> Iterator[Session]:
 class Models:
     """The models of a call.
 
-    If the reference runs first, because the models do not fit in memory together, the others are
-    freed until it is done.
-
     Attributes:
         model: the measured model.
         reference: the model to compare with, if any.
@@ -213,50 +210,24 @@ class Models:
 
     @property
     def in_memory(self) -> list[ScoredModel]:
-        """The models that are not freed, each once."""
+        """All models, each once."""
         models = dict.fromkeys([*self.compared, self.evaluator])
-        return [m for m in models if m is not None and not isinstance(m, FreedModel)]
-
-    def after(self, reference: ScoredModel) -> "Models":
-        """Reopen the freed models after the reference has run.
-
-        Args:
-            reference: the reference's head with its stored states.
-        """
-        model, evaluator = reopened(self.model), self.evaluator
-        if evaluator is self.model:
-            return Models(model, reference, model)
-        return Models(model, reference, None if evaluator is None else reopened(evaluator))
-
-
-def reopened(model: ScoredModel) -> ScoredModel:
-    """Open a freed model; return other models unchanged."""
-    return model.reopen() if isinstance(model, FreedModel) else model
+        return [model for model in models if model is not None]
 
 
 @contextmanager
 def open_models(opened: OpenModels, request: Request, session: Session) -> Iterator[Models]:
     """Open the models of a request, and use them within the context."""
-    reference_first = request.states is not None
-    open_source = opened.free if reference_first else opened.open
-    model = open_source(request.source)
-    evaluator = open_evaluator(open_source, opened, request, model)
-    reference = open_reference(opened, request, model)
-    if reference_first:
-        opened.close("reference")  # other calls cannot use its remains
-    with in_use(Models(model, reference, evaluator), session) as models:
-        yield models
-
-
-@contextmanager
-def in_use(models: Models, session: Session) -> Iterator[Models]:
-    """Check models and use them within the context."""
+    model = opened.open(request.source)
+    evaluator = open_evaluator(opened, request, model)
+    models = Models(model, open_reference(opened, request, model), evaluator)
     with in_use_together(models.in_memory):
         with session.checking():
             for model in models.in_memory:
                 model.check()
-                if session.checkpoint is not None:
-                    model.check_identifiable()
+                model.probe = None
+                if request.identify:
+                    model.identify()
         yield models
 
 
@@ -274,9 +245,7 @@ def open_reference(opened: OpenModels, request: Request, model: ScoredModel) -> 
     return opened.open(source)
 
 
-def open_evaluator(
-    open_source: Callable, opened: OpenModels, request: Request, model: ScoredModel
-) -> ScoredModel | None:
+def open_evaluator(opened: OpenModels, request: Request, model: ScoredModel) -> ScoredModel | None:
     """Return the model that finds key tokens, if any: the given evaluator or the measured model."""
     evaluator = request.evaluator
     if evaluator is None:
@@ -284,7 +253,7 @@ def open_evaluator(
         return None if request.key_rule is None else model
     if evaluator.model_id is not None:
         evaluator = replace(evaluator, device=request.source.device, dtype=request.source.dtype)
-    return open_source(evaluator)
+    return opened.open(evaluator)
 
 
 # --- plan -----------------------------------------------------------------------------------------
@@ -384,13 +353,6 @@ def plan_reference(
     )
     if read_alike(models.model, models.reference, list(zip(measurements, of_reference))):
         return None
-    if request.states is not None:
-        raise ValueError(
-            Wording(
-                "`reference['states']` requires models that read the same tokens, got different "
-                "tokenizers. Leave it out."
-            )
-        )
     return of_reference
 
 
@@ -454,17 +416,6 @@ class Scores:
     key_characters: list[np.ndarray]
 
 
-def run(session: Session, plan: CallPlan, models: Models) -> Scores:
-    """Run the forward passes over the texts; those of a reference with `states` run first."""
-    states, reference = plan.request.states, models.reference
-    if states is None or reference is None:
-        return score(session, plan, models)
-    prepare_models(session, plan, models)
-    reference, session = store_reference(states, reference, plan.measurements, session)
-    with in_use(models.after(reference), session) as models:
-        return score(session, plan, models)
-
-
 def score(session: Session, plan: CallPlan, models: Models) -> Scores:
     """Score the texts, and find their key tokens."""
     prepare_models(session, plan, models)
@@ -502,11 +453,10 @@ def prepare_models(session: Session, plan: CallPlan, models: Models) -> None:
         models.reference: plan.of_reference or plan.measurements,
     }
     read.setdefault(models.evaluator, []).extend(plan.of_evaluator)
-    with session.checking():
-        for model in models.in_memory:
-            prepare_model(model, read[model])
-            if model in models.compared and isinstance(model, EngineModel):
-                compare_tokenizers(model, plan.measurements[0].texts)
+    for model in models.in_memory:
+        prepare_model(model, read[model])
+        if model in models.compared and isinstance(model, EngineModel):
+            compare_tokenizers(model, plan.measurements[0].texts)
 
 
 # --- report ---------------------------------------------------------------------------------------

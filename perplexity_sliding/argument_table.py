@@ -394,9 +394,7 @@ ARGUMENTS = {
         Function(),
         None,
         "called after every batch with an object that has the attributes `done` and `total` (tokens "
-        "read by the model; if a reference stores its states, by both models in sequence) and "
-        "`perplexity` (so far; NaN while the reference runs alone). An exception raised by the "
-        "callback ends the run; added texts are kept. If the callback has a method `status`, it is "
+        "read by the model) and `perplexity` (so far). An exception raised by the callback ends the run; added texts are kept. If the callback has a method `status`, it is "
         "called with the name of each step before the first batch.",
     ),
     "checkpoint": Argument(
@@ -408,6 +406,13 @@ ARGUMENTS = {
         "or protocol over the same texts reuse the stored passes that they share.",
         "store finished passes, and resume from them",
         "FILE",
+    ),
+    "identify": Argument(
+        "bool",
+        Flag(),
+        False,
+        "digest a live model and its tokenizer, whose signature says `live` otherwise, and add the "
+        "probe, the mean nll of a fixed random text, to the result. `checkpoint` does so by itself.",
     ),
     "distributed": Argument(
         "bool",
@@ -437,11 +442,7 @@ ARGUMENTS = {
         "its adapters disabled. Both models read the same windows, and their logits are compared "
         "block by block: see `comparison`. A dict has the keys model_id or model; tokenizer (by "
         "default that of the named reference, or that of `model` for a live one); dtype (that of the "
-        "model by default); model_kwargs for `from_pretrained`; and states, a file for the "
-        "reference's last hidden states, for two models that do not fit in memory together. With "
-        "states, the reference runs first and alone, and only its head stays in memory; the result "
-        "is the same. An interrupted run resumes from the file, and later calls with other models "
-        "reuse it.",
+        "model by default); and model_kwargs for `from_pretrained`.",
         "model to compare with; or 'without adapter'",
         "NAME",
     ),

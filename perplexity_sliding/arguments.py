@@ -2,10 +2,9 @@
 
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from inspect import signature
 from itertools import product
 from operator import index
 from os.path import isfile
@@ -61,9 +60,8 @@ OF_FROM_PRETRAINED = {
 LARGEST_COUNT = 2**53
 
 
-def check_names(function: Callable, arguments: dict) -> None:
+def check_names(known: Sequence[str], arguments: dict) -> None:
     """Refuse unknown arguments, and suggest the closest known one."""
-    known = list(signature(function).parameters)
     for name in arguments:
         if name not in known:
             close = get_close_matches(name, known, n=1)

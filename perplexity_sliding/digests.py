@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import xxhash
@@ -55,27 +55,16 @@ def same_probe(probe: float, other: float, signature: str) -> bool:
     return math.isclose(probe, other, rel_tol=0.0, abs_tol=probe_tolerance(signature))
 
 
-def same_long_probes(
-    probe: Iterable[Sequence[float]] | None, other: Iterable[Sequence[float]] | None, signature: str
-) -> bool:
-    """Check whether two long probes agree in all stretches that both have."""
-    stretches, others = ({pair[0]: pair[1] for pair in pairs or ()} for pairs in (probe, other))
-    shared = stretches.keys() & others.keys()
-    return all(same_probe(stretches[end], others[end], signature) for end in shared)
-
-
 def same_probes(one: Mapping, other: Mapping) -> bool:
     """Check whether two results with one signature may come from the same computation."""
-    signature = one.get("signature", "")
     probe, other_probe = one.get("probe"), other.get("probe")
-    is_same = probe is None or other_probe is None or same_probe(probe, other_probe, signature)
-    return is_same and same_long_probes(one.get("long_probe"), other.get("long_probe"), signature)
+    is_unknown = probe is None or other_probe is None
+    return is_unknown or same_probe(probe, other_probe, one.get("signature", ""))
 
 
-def describe_probes(result: Mapping) -> str:
-    """Format the probes of a result on one line, to quote with its signature."""
-    stretches = [f"; {nll:.6f} up to token {end}" for end, nll in result.get("long_probe") or ()]
-    return f"probe: {result['probe']:.6f} nats a token{''.join(stretches)}"
+def describe_probe(result: Mapping) -> str:
+    """Format the probe of a result, if it was measured, as a line to quote with its signature."""
+    return f"\nprobe: {result['probe']:.6f} nats a token" if "probe" in result else ""
 
 
 @dataclass(frozen=True)

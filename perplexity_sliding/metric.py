@@ -60,7 +60,7 @@ Returns:
         protocol, max_length, stride, add_start_token, model_name: the settings used, with defaults
             resolved.
         texts_digest (str): digest of the texts in their order.
-        probe (float), long_probe: mean nll of a fixed random text, see docs/signature.md.
+        probe (float): with `identify` or a `checkpoint`, mean nll of a fixed random text in nats.
 
     And, on request: token_scores (with `return_token_scores` or `num_alternatives`), word_scores
     (`words`), comparison (`reference`), by_context_length (`context_lengths`), measurements (a list

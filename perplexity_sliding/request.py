@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from numbers import Real
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +49,7 @@ class Request:
         word_spans: the words of each text; None to split at white space.
         margin: largest acceptable relative increase of the perplexity over the reference's.
         detokenizer: name of the detokenizer applied to the texts, for the signature.
+        identify: whether to digest live models and measure the probe, which a checkpoint needs.
         batch_size, logits_memory, callback, checkpoint: as in `compute`.
     """
 
@@ -75,11 +75,7 @@ class Request:
     logits_memory: int
     callback: Callable | None
     checkpoint: str | Path | None
-
-    @property
-    def states(self) -> str | PathLike | None:
-        """The file for the reference's last hidden states, if it runs first."""
-        return None if self.reference is None else self.reference.states
+    identify: bool
 
     @property
     def needs_characters(self) -> bool:
@@ -161,7 +157,7 @@ def check_request(texts: list[str], chats: Sequence[Chat] | None, given: Mapping
     return_totals = given["return_totals"]
     with_tokens = given["return_token_scores"] is not False or given["num_alternatives"] > 0
     source = check_model_source(ModelSource(**{name: given[name] for name in OF_SOURCE}))
-    reference = check_reference(given["reference"], source, given["distributed"])
+    reference = check_reference(given["reference"], source)
     if given["margin"] is not None and reference is None:
         raise ValueError(
             Wording(
@@ -192,6 +188,7 @@ def check_request(texts: list[str], chats: Sequence[Chat] | None, given: Mapping
         logits_memory=int(given["logits_memory"]),
         callback=given["callback"],
         checkpoint=given["checkpoint"],
+        identify=given["identify"] or given["checkpoint"] is not None,
     )
 
 

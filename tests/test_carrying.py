@@ -167,7 +167,7 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_result(metric, llama, token
     """Texts side by side are read again unless all are finished; nothing is scored twice."""
     kwargs = {
         "predictions": TEXTS, "model": llama, "tokenizer": tokenizer, "carry": True,
-        "stride": 4, "batch_size": 2,
+        "stride": 4, "batch_size": 2, "identify": True,
     }  # fmt: skip
     whole = metric.compute(**kwargs)
     steps = []

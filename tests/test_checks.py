@@ -133,7 +133,7 @@ def test_what_no_text_could_change(compute, tokenizer, arguments, message):
         compute(tokenizer=never_given(tokenizer, TEXT), **arguments)
 
 
-def test_what_the_model_and_the_tokenizer_cannot_do(compute, tokenizer, tmp_path):
+def test_what_the_model_and_the_tokenizer_cannot_do(compute, tokenizer):
     ahead = transformers.BertForMaskedLM(
         transformers.BertConfig(
             vocab_size=VOCABULARY,
@@ -145,11 +145,6 @@ def test_what_the_model_and_the_tokenizer_cannot_do(compute, tokenizer, tmp_path
     )
     with pytest.raises(ValueError, match="changes with the tokens after"):
         compute(model=ahead, tokenizer=never_given(tokenizer, TEXT))
-    hooked = make_model("gpt2")
-    hooked.transformer.register_forward_hook(lambda *_: None)
-    with pytest.raises(ValueError, match="`checkpoint` must be left out"):
-        arguments = {"model": hooked, "checkpoint": str(tmp_path / "run.sqlite")}
-        compute(tokenizer=never_given(make_tokenizer(), TEXT), **arguments)
     with pytest.raises(ValueError, match="`tokenizer` must be a fast tokenizer"):
         compute(tokenizer=never_given(SlowTokenizer(), TEXT), words=True)
     bare = never_given(make_tokenizer(bos=False, eos=False), TEXT)

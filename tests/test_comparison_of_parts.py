@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import reference
 import torch
-from models import BOS, CONTEXT, make_byte_tokenizer, make_model, make_tokenizer, random_text, save
-from test_parts import CHAT, MARKED_TEMPLATE, PLAIN_TEMPLATE
+from models import BOS, CONTEXT, make_byte_tokenizer, make_model, make_tokenizer, random_text
+from test_parts import CHAT, PLAIN_TEMPLATE
 
 from perplexity_sliding.results.pairs import with_edges
 
@@ -150,15 +150,6 @@ def test_a_fine_tune_against_its_base(compute, gpt2, kind):
     assert got["reference_perplexity"] == pytest.approx(base, rel=1e-6)
     assert got["perplexity_ratio"]["ratio"] == pytest.approx(tuned / base, rel=1e-5)
     assert base != pytest.approx(tuned, rel=1e-3)
-
-
-@pytest.mark.parametrize("kind", ["contexts", "chats"])
-def test_stored_states_of_the_reference_give_the_same(compute, tmp_path, other, gpt2, kind):
-    tokenizer = make_tokenizer(chat_template=MARKED_TEMPLATE)
-    names = [save(tmp_path / name, model, tokenizer) for name, model in (("a", gpt2), ("b", other))]
-    kwargs = PARTS[kind] | {"model": None, "tokenizer": None, "model_id": names[0]}
-    stored = compute(**kwargs, reference={"model_id": names[1], "states": tmp_path / "states"})
-    assert stored["comparison"] == compute(**kwargs, reference=names[1])["comparison"]
 
 
 def test_intervals_take_texts_as_independent(compute, other):

@@ -134,7 +134,6 @@ def test_a_model_in_shards_scores_as_the_whole_one(root, tmp_path, metric, token
     outcomes = run_calls(root, tmp_path, 2, [shard])
     for [result] in outcomes.values():
         assert result["total_nll"] == pytest.approx(whole["total_nll"])
-        assert result["probe"] == pytest.approx(whole["probe"])
         assert result["signature"] == outcomes[0][0]["signature"]
 
 
@@ -259,11 +258,9 @@ OTHERS = {
     "texts": (lambda rank, cache: {"predictions": TEXTS[rank:]}, "The texts must be the same in all"),
     "order": (lambda rank, cache: {"predictions": TEXTS[:: 1 - 2 * rank]}, "The texts must be the"),
     "stride": (lambda rank, cache: {"stride": 4 + rank}, "The model, settings and tokens must be"),
-    "model": (lambda rank, cache: {"model": make_model("gpt2", seed=rank)}, "The model, settings and tokens must"),
     "contexts": (lambda rank, cache: {"contexts": f"w{rank} w2 "}, "The contexts, scored spans"),
     "spans": (lambda rank, cache: {"score_spans": [[(0, 2 + rank)]] * len(TEXTS)}, "The contexts, scored spans"),
     "words": (lambda rank, cache: {"words": [[(0, 2 + rank)]] * len(TEXTS)}, "The contexts, scored spans"),
-    "reference": (lambda rank, cache: {"reference": make_model("gpt2", seed=1 + rank)}, "The model, settings and tokens must"),
     "chat template": (lambda rank, cache: chats_written(f"w{rank} "), "The model, settings and tokens must"),
     "what a template writes": (lambda rank, cache: chats_written(by_code=f"w{10 + rank} "), "The model, settings and tokens must"),
     "separator": (lambda rank, cache: {"separator": " " * (1 + rank)}, "The model, settings and tokens must"),

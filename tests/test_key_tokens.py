@@ -154,7 +154,7 @@ def test_a_token_that_the_evaluators_tokenizer_appends_is_none_of_the_text(metri
 def test_the_signature_says_which_tokens_are_key(metric, gpt2, tokenizer):
     """Other rules and other evaluators find others, under one and the same `signature`."""
     arguments = {"predictions": [random_text(60)], "model": gpt2, "tokenizer": tokenizer}
-    arguments |= {"max_length": 16, "stride": 4}
+    arguments |= {"max_length": 16, "stride": 4, "identify": True}
     rule = {"short_context": 4, "stride": 2, "gain": 0.1, "largest_nll": 9.0}
     one, other_rule, other_evaluator, again = (
         metric.compute(key_tokens=rule | change, **arguments)

@@ -490,7 +490,7 @@ def test_checkpoint(compare, other, tmp_path):
         (
             {"reference": {"model_id": "gpt2", "revision": "main"}},
             ValueError,
-            "only the keys model_id, .*, states, got model_id, revision",
+            "only the keys model_id, .*, model_kwargs, got model_id, revision",
         ),
         ({"reference": 3}, TypeError, "`reference` must be the name of a model .* got 3"),
         (

@@ -35,7 +35,7 @@ def results() -> list[dict]:
         {"reference": other, "protocol": "llama.cpp", "max_length": 8},
         {"reference": bytewise, "return_token_scores": True, "margin": 0.01},
     ]  # fmt: skip
-    good = {"predictions": TEXTS, "model": model, "tokenizer": tokenizer}
+    good = {"predictions": TEXTS, "model": model, "tokenizer": tokenizer, "identify": True}
     return [metric.compute(**(good | call)) for call in calls]
 
 

@@ -10,12 +10,10 @@ import transformers
 from models import ARCHITECTURES, CONTEXT, NEWEST, VOCABULARY, enliven, make_model
 
 from perplexity_sliding.models.states import (
-    SteadyRotation,
     attention_layers,
     can_drop_keys,
     find_carrier,
     find_reader,
-    steady_rotations,
 )
 
 RELATIVE = ("llama", "gemma2", "bloom", "granite", "cohere", "mixtral", "falcon")
@@ -219,16 +217,6 @@ def test_keys_of_an_indexer_are_not_dropped():
 
 
 @torch.inference_mode()
-@pytest.mark.skipif(not NEWEST, reason="there was no such model")
-def test_places_on_several_axes_are_turned_for_each_text():
-    model, ids = make_model("qwen3_5"), random_ids(20, num_texts=2)
-    reader = find_carrier(model, "model")
-    assert reader.rotations
-    parts = torch.cat([reader.logits(ids[:, a:b]) for a, b in reader.chunks(20, 7)], 1)
-    assert (parts - model(ids).logits).abs().max() < 1e-3
-
-
-@torch.inference_mode()
 def test_a_model_whose_state_does_not_go_on_is_refused():
     """The state is returned, but the next chunk begins anew."""
     model = make_model("rwkv")
@@ -273,35 +261,6 @@ def test_chunks_beyond_the_windows_of_layers_are_tried(monkeypatch, failing):
     with torch.inference_mode():
         assert find_reader(model) is not None
     assert max(lengths) == 18
-
-
-@torch.inference_mode()
-@pytest.mark.skipif(not NEWEST, reason="rotary embeddings were called otherwise")
-@pytest.mark.parametrize("name", ["llama", "cohere", "gemma2", "qwen3_5"])
-def test_far_places_are_as_exact_as_near_ones(name):
-    """A hundred million tokens into a text, where angles in float32 mean nothing any more."""
-    model, ids = make_model(name), random_ids(20)
-    reader = find_carrier(model, "model")
-    near = reader.logits(ids).log_softmax(-1)
-    reader.begin()
-    reader.num_read = 10**8
-    far = reader.logits(ids).log_softmax(-1)
-    assert (far - near).abs().max() < 1e-3
-    reader.rotations = {}
-    reader.begin()
-    reader.num_read = 10**8
-    assert (reader.logits(ids).log_softmax(-1) - near).abs().max() > 0.1
-
-
-@torch.inference_mode()
-@pytest.mark.skipif(not NEWEST, reason="rotary embeddings were called otherwise")
-def test_an_embedding_of_another_kind_is_left_alone():
-    model = make_model("llama")
-    embedding = model.model.rotary_emb
-    assert isinstance(steady_rotations(model)[embedding], SteadyRotation)
-    forward = embedding.forward
-    embedding.forward = lambda x, position_ids: tuple(reversed(forward(x, position_ids)))
-    assert steady_rotations(model) == {}
 
 
 @torch.inference_mode()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..argument_table import is_address
-from ..digests import describe_probes
+from ..digests import describe_probe
 from .measuring import model_names
 from .messages import command_name
 from .options import WITHOUT_ADAPTER
@@ -68,7 +68,7 @@ def of_results(
                 f"Command:    {command(args.argv)}",
             ]
         ),
-        "\n".join(f"{r['signature']}\n{describe_probes(r)}" for r in results),
+        "\n".join(f"{r['signature']}{describe_probe(r)}" for r in results),
         metric.citation.strip(),
     ]
     return "\n\n".join(parts)

@@ -77,7 +77,6 @@ MODEL = {
 MODEL["model_id"]["action"] = "append"
 REFERENCE = {
     **of_metric("reference", "margin"),
-    "reference_states": option("run it first, if two do not fit in memory", metavar="FILE"),
     "reference_dtype": option("default: --dtype", metavar="NAME"),
     "reference_model_kwargs": option(
         "for the reference's from_pretrained", type=values.json_object, metavar="JSON"
@@ -113,7 +112,6 @@ OF_REFERENCE = {
     "reference": "model_id",
     "reference_dtype": "dtype",
     "reference_model_kwargs": "model_kwargs",
-    "reference_states": "states",
 }
 # Selects an adapter's base model as reference; `arguments` also defines it, but imports numpy.
 WITHOUT_ADAPTER = "without adapter"
@@ -238,7 +236,7 @@ STORED = tuple(
         "columns",
         "label",
     )
-    if name not in ("device", "shard_characters", "reference_states", "id_column")
+    if name not in ("device", "shard_characters", "id_column")
 )
 GROUPS = {
     "texts": INPUT,
@@ -587,7 +585,7 @@ def check_own_files(args: argparse.Namespace) -> None:
 
 def written_files(args: argparse.Namespace) -> dict[str, str]:
     """Return the paths of output files, by option."""
-    names = ("output", "html", "plot", "checkpoint", "reference_states")
+    names = ("output", "html", "plot", "checkpoint")
     files = {f"--{with_hyphens(name)}": getattr(args, name) for name in names}
     return {option: path for option, path in files.items() if path is not None}
 

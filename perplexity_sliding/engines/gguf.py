@@ -9,9 +9,9 @@ import ctypes
 import importlib.util
 import os
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from functools import cache, cached_property
+from functools import cache
 from types import ModuleType
 
 import numpy as np
@@ -21,7 +21,8 @@ from transformers import PreTrainedTokenizerBase
 
 from ..digests import DIGITS
 from ..errors import ArgumentError, Wording
-from ..models.interface import Batch, EngineModel, LogitBlocks, Prefix, ProbeText
+from ..models.identity import probe_text
+from ..models.interface import Batch, EngineModel, LogitBlocks, Prefix
 from ..models.loading import load_tokenizer, parts_of
 from ..plan.windows import ContextLimit
 
@@ -163,19 +164,16 @@ class GGUFModel(EngineModel):
     def check(self) -> None:
         """Do nothing: llama.cpp runs decoders alone, and reads each pass from its beginning."""
 
-    @cached_property
-    def probe(self) -> float:
-        """Mean nll of the probe text in nats per token."""
-        ids = ProbeText.of(self.vocabulary_size, self.limit.length).ids
+    def measure_probe(self) -> float:
+        """Return the mean nll of the probe text in nats per token."""
+        ids = probe_text(self.vocabulary_size, self.limit.length)
         length = len(ids) - 1
         self.prepare(length)
         rows = np.arange(length)
         logits = torch.cat([each.clone() for each in self._decode(ids[:-1], rows, PART)])
         return torch.nn.functional.cross_entropy(logits, torch.tensor(ids[1:])).item()
 
-    def prepare(
-        self, length: int, num_tokens: int = 0, whole_lengths: Collection[int] = ()
-    ) -> None:
+    def prepare(self, length: int) -> None:
         """Allocate memory for the longest window.
 
         Raises:

@@ -5,7 +5,7 @@ engine in this process.  The value of a token must depend only on the tokens bef
 show whether it does, and their values are kept, by which the same model is recognised later.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,7 +13,8 @@ from typing import Protocol
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from ..models.interface import PROBE_TOKENS, Batch, EngineModel, LogitBlocks, Prefix, ProbeText
+from ..models.identity import PROBE_TOKENS, probe_text
+from ..models.interface import Batch, EngineModel, LogitBlocks, Prefix
 from ..plan.windows import ContextLimit
 from .server_apis import AnswerError, LogprobsAPI, Prompt, ServerError, TokenValues
 
@@ -128,9 +129,8 @@ class ServedModel(EngineModel):
             raise RuntimeError(f"{self.description} must be checked first: call check().")
         return self._identity
 
-    @property
-    def probe(self) -> float:
-        """Mean nll of the probe text in nats per token, up to the server's limit."""
+    def measure_probe(self) -> float:
+        """Return the mean nll of the probe text in nats per token, up to the server's limit."""
         return self.identity.mean
 
     @contextmanager
@@ -170,9 +170,7 @@ class ServedModel(EngineModel):
             except Refusal as error:
                 raise ValueError(f"{self.description} cannot be believed: {error}") from None
 
-    def prepare(
-        self, length: int, num_tokens: int = 0, whole_lengths: Collection[int] = ()
-    ) -> None:
+    def prepare(self, length: int) -> None:
         """Do nothing: answers are checked as they arrive."""
 
     def logits(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
@@ -223,7 +221,7 @@ class ServerTest:
         self.source, self.start_id = source, tokenizer.bos_token_id
         ordinary = set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids)
         self.ordinary = np.array(sorted(ordinary))
-        self.ids = ProbeText.of(vocabulary_size, length).ids
+        self.ids = probe_text(vocabulary_size, length)
         self.longest = length - 1  # such a prompt has room for an answer
 
     def run(self) -> Identity:

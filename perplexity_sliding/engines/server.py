@@ -15,8 +15,8 @@ import httpx
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import ArgumentError, Wording
-from ..models.digest import model_name
-from ..models.interface import LARGEST_LIMIT, ProbeText
+from ..models.identity import model_name, probe_text
+from ..models.interface import LARGEST_LIMIT
 from ..models.loading import TOKENIZER_FILES, check_exists, load_tokenizer
 from ..plan.windows import ContextLimit
 from .served import ServedModel
@@ -416,7 +416,7 @@ def find_source(
         ValueError: there is none; it lists the answers in each.
     """
     vocabulary_size = int(max(tokenizer.get_vocab().values())) + 1
-    ids = ProbeText.of(vocabulary_size, min(SHORT_PROMPT, length or SHORT_PROMPT)).ids
+    ids = probe_text(vocabulary_size, min(SHORT_PROMPT, length or SHORT_PROMPT))
     failures = []
     for api in LOGPROBS_APIS:
         source = ServedSource(server, api, served_name)

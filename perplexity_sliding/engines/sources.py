@@ -3,7 +3,7 @@
 import os
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -17,17 +17,17 @@ from transformers.utils import is_peft_available
 from ..argument_table import is_address
 from ..arguments import WITHOUT_ADAPTER
 from ..errors import ArgumentError, ArgumentTypeError, Wording
+from ..models.identity import check_tokenizer
 from ..models.interface import Batch, EngineModel, LogitBlocks, Prefix, ScoredModel
-from ..models.language_model import LanguageModel, lock_of
+from ..models.language_model import LanguageModel
 from ..models.loading import files_state, resolve_device, resolve_dtype, snapshot
 from ..plan.tokenization import tokenize
-from ..plan.tokenizer_digest import check_tokenizer
 from ..plan.windows import ContextLimit
 from .gguf import GGUFModel, is_gguf
 from .vllm import adopt_vllm, is_vllm
 
 # Keys of a dictionary passed as `reference`.
-REFERENCE_KEYS = ("model_id", "model", "tokenizer", "dtype", "model_kwargs", "states")
+REFERENCE_KEYS = ("model_id", "model", "tokenizer", "dtype", "model_kwargs")
 # Maximum number of characters whose tokens are compared, and of tokens shown in a warning.
 MOST_CHARACTERS = 10**6
 SHOWN_TOKENS = 5
@@ -122,25 +122,9 @@ class ReferenceSource:
 
     Attributes:
         source: the second model; None for the first one without its adapters.
-        states: a file for its last hidden states, if two models do not fit in memory.
     """
 
     source: ModelSource | None
-    states: str | PathLike | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class FreedModel:
-    """Planning data of a model that is unloaded while another one runs.
-
-    Attributes:
-        reopen: opens the model again.
-    """
-
-    tokenizer: PreTrainedTokenizerBase
-    limit: ContextLimit
-    gives_logits: bool
-    reopen: Callable[[], ScoredModel]
 
 
 class OpenModels:
@@ -162,24 +146,7 @@ class OpenModels:
             resolve_dtype(source.dtype, source.named("dtype"))
             self.close(source.role)
             self._opened[source.role] = key, source.open()
-        model = self._opened[source.role][1]
-        if source.tokenizer is not None:  # may have been changed since the last call
-            vars(model).pop("tokenizer_digest", None)
-        return model
-
-    def free(self, source: ModelSource) -> Any:
-        """Open a model, check it, and close it again.
-
-        Returns:
-            a `FreedModel`, which can reopen the model.
-        """
-        model = self.open(source)
-        with model.in_use():
-            model.check()
-        self.close(source.role)
-        return FreedModel(
-            model.tokenizer, model.limit, model.gives_logits, lambda: self.open(source)
-        )
+        return self._opened[source.role][1]
 
     def close(self, role: str) -> None:
         """Drop the model of a role, to free its memory or because it is no longer usable."""
@@ -248,9 +215,7 @@ def _check_live(source: ModelSource) -> None:
             )
 
 
-def check_reference(
-    reference: object, model: ModelSource, distributed: bool
-) -> ReferenceSource | None:
+def check_reference(reference: object, model: ModelSource) -> ReferenceSource | None:
     """Return the reference to compare with, if any.
 
     Args:
@@ -263,17 +228,13 @@ def check_reference(
     if reference == WITHOUT_ADAPTER and isinstance(reference, str):
         return ReferenceSource(None)
     given = _as_dictionary(reference)
-    states = given.pop("states", None)
     is_live = given.get("model") is not None
     defaults = {} if is_live else {"device": model.device, "dtype": model.dtype}
     given = {name: value for name, value in given.items() if value is not None}
     check_model_source(ModelSource(**given, role="reference"))
     if {"dtype", "torch_dtype"} & set(given.get("model_kwargs") or {}):
         defaults.pop("dtype", None)
-    source = ModelSource(**(defaults | given), role="reference")
-    if states is not None:
-        _check_states(states, is_live, distributed)
-    return ReferenceSource(source, states)
+    return ReferenceSource(ModelSource(**(defaults | given), role="reference"))
 
 
 def _as_dictionary(reference: object) -> dict:
@@ -297,25 +258,6 @@ def _as_dictionary(reference: object) -> dict:
             got=", ".join(map(str, reference)),
         )
     return dict(reference)
-
-
-def _check_states(states: object, is_live: bool, distributed: bool) -> None:
-    if not isinstance(states, str | PathLike):
-        raise ArgumentTypeError("reference['states']", "be the path of a file", got=repr(states))
-    if is_live:
-        raise ArgumentError(
-            "reference['states']",
-            "be left out with a live model, which is already in memory",
-            got=repr(states),
-            advice="Pass the name of the reference as `reference['model_id']`.",
-        )
-    if distributed:
-        raise ArgumentError(
-            "reference['states']",
-            "be left out with `distributed`: one process writes the file",
-            got=repr(states),
-            advice="Start one process, or leave it out.",
-        )
 
 
 # --- several models -------------------------------------------------------------------------------
@@ -349,12 +291,13 @@ class WithoutAdapter(LanguageModel):
                 )
             )
         name, description = f"{model.name} {cls.variant}", f"{model.description} {cls.variant}"
-        return cls(model.model, model.tokenizer, name, model.revision, description)
+        identity = model.revision, model.tokenizer_digest
+        return cls(model.model, model.tokenizer, name, *identity, description)
 
     @contextmanager
     def as_scored(self) -> Iterator[None]:
         """Disable the model's adapters within the context."""
-        with lock_of(self.model):
+        with self.lock:
             # disabling them also changes `requires_grad`
             trained = {parameter: parameter.requires_grad for parameter in self.model.parameters()}
             layers = [layer for layer in adapter_layers(self.model) if not layer.disable_adapters]
@@ -367,32 +310,6 @@ class WithoutAdapter(LanguageModel):
                     layer.enable_adapters(True)
                 for parameter, requires_grad in trained.items():
                     parameter.requires_grad = requires_grad
-
-    @contextmanager
-    def in_use(self) -> Iterator[None]:
-        """Lock and restore the model as `LanguageModel.in_use` does, without its adapters."""
-        with lock_of(self.model), ExitStack() as stack:
-            with self.as_scored():
-                stack.enter_context(super().in_use())
-            try:
-                yield
-            finally:
-                with self.as_scored():
-                    stack.close()
-
-    def check(self) -> None:
-        with self.as_scored():
-            super().check()
-
-    def prepare(
-        self, length: int, num_tokens: int = 0, whole_lengths: Collection[int] = ()
-    ) -> None:
-        with self.as_scored():
-            super().prepare(length, num_tokens, whole_lengths)
-
-    def read_in_parts(self, length: int, refusal: str) -> None:
-        with self.as_scored():
-            super().read_in_parts(length, refusal)
 
     def logits(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
         """Yield logits as `LanguageModel.logits` does; between blocks the adapters are enabled."""
@@ -414,12 +331,13 @@ class InBfloat16(WithoutAdapter):
     def of(cls, model: Any) -> "InBfloat16":
         """Return the variant of a float32 model."""
         name, description = f"{model.name} {cls.variant}", f"{model.description} {cls.variant}"
-        return cls(model.model, model.tokenizer, name, model.revision, description)
+        identity = model.revision, model.tokenizer_digest
+        return cls(model.model, model.tokenizer, name, *identity, description)
 
     @contextmanager
     def as_scored(self) -> Iterator[None]:
         """Round products to bfloat16 within the context."""
-        with lock_of(self.model), torch.autocast(self.device.type, dtype=torch.bfloat16):
+        with self.lock, torch.autocast(self.device.type, dtype=torch.bfloat16):
             yield
 
     def signature_fields(self) -> dict[str, object]:
@@ -449,7 +367,7 @@ def in_use_together(models: Sequence[ScoredModel]) -> Iterator[None]:
         yield
 
 
-def smallest_limit(models: Sequence[ScoredModel | FreedModel]) -> ContextLimit:
+def smallest_limit(models: Sequence[ScoredModel]) -> ContextLimit:
     """Return the limit that all models share."""
     lengths = [model.limit.length for model in models if model.limit.length is not None]
     tables = [model.limit.table for model in models if model.limit.table is not None]
@@ -457,9 +375,7 @@ def smallest_limit(models: Sequence[ScoredModel | FreedModel]) -> ContextLimit:
     return ContextLimit(*(min(limits, default=None) for limits in (lengths, tables, readable)))
 
 
-def read_alike(
-    model: ScoredModel | FreedModel, reference: ScoredModel, pairs: Sequence[tuple]
-) -> bool:
+def read_alike(model: ScoredModel, reference: ScoredModel, pairs: Sequence[tuple]) -> bool:
     """Return whether two models read the same tokens with the same vocabulary.
 
     Args:

@@ -12,9 +12,8 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import ArgumentError
-from ..models.digest import model_name
+from ..models.identity import check_tokenizer, model_name
 from ..plan.tokenization import shared_lock
-from ..plan.tokenizer_digest import check_tokenizer
 from ..plan.windows import ContextLimit
 from .served import ServedModel
 from .server_apis import VLLM, AnswerError, LogprobsAPI, Prompt, TokenValues

@@ -5,22 +5,18 @@ opened or adopted, prepared, and used::
 
     model = ModelSource("gpt2").open()
     with model.in_use():
-        model.check()                           # find its vocabulary and the head to use
-        model.prepare(longest, num_tokens)      # after the windows are planned
+        model.check()             # find its vocabulary and the head to use
+        model.prepare(longest)    # after the windows are planned
         for logits, targets in model.logits(batch, block_rows):
             ...
 """
 
 import copy
 import hashlib
-import math
-import random
-import sys
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
-from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -30,8 +26,8 @@ from transformers.cache_utils import Cache
 
 from ..about import VERSION
 from ..digests import DIGITS
-from ..plan.tokenizer_digest import tokenizer_digest
 from ..plan.windows import ContextLimit
+from .identity import LIVE, tokenizer_digest
 
 # Tokenizers without a limit state one of about 1e30.
 LARGEST_LIMIT = 10**9
@@ -40,16 +36,8 @@ LARGEST_LIMIT = 10**9
 LogitBlocks = Iterator[tuple[torch.Tensor, torch.Tensor]]
 
 
-# Tokens up to the end of each stretch of a long probe text, and the mean nll of the stretch.
-LongProbe = Sequence[Sequence[float]]
-
 # Fields with versions of the libraries that run the model.
 LIBRARIES = ("transformers", "torch")
-
-# Maximum length of the short probe text, whose mean nll fingerprints a model.
-PROBE_TOKENS = 256
-# Nats, more than any computed nll and less than a masked one.
-IMPOSSIBLE = 1e10
 
 
 class Batch(NamedTuple):
@@ -97,14 +85,13 @@ class ScoredModel(Protocol):
         limit: its maximum number of tokens.
         device: device of the token ids; "cpu" if it runs elsewhere.
         num_embeddings: exclusive upper bound of token ids; None if unknown.
-        tokenizer_digest: identifies the tokenizer, see `plan.tokenizer_digest`.
+        tokenizer_digest: identifies the tokenizer, or "live".
         gives_logits: whether it returns logits; a server returns only scores of tokens.
         vocabulary_size: number of columns of its logits.  Known after `check`, as are the following.
         by_blocks: whether at most one block of logits exists at a time.
         prefixes_agree: whether scores do not depend on the length of the pass, as far as tested.
         alone: whether a pass must be read alone, since others in its batch change its scores.
-        probe: mean nll of the probe text, in nats per token; known after `prepare`.
-        rows_tried: size of the largest batch whose passes have the same scores as alone.
+        probe: mean nll of the probe text, in nats per token; None unless `identify` has measured it.
         lock: must be held to run the model.
     """
 
@@ -114,7 +101,7 @@ class ScoredModel(Protocol):
     limit: ContextLimit
     device: torch.device
     gives_logits: bool
-    rows_tried: int
+    probe: float | None
 
     @property
     def num_embeddings(self) -> int | None: ...
@@ -137,16 +124,6 @@ class ScoredModel(Protocol):
     @property
     def alone(self) -> bool: ...
 
-    @property
-    def probe(self) -> float | None: ...
-
-    def long_probe(self, length: int) -> LongProbe | None:
-        """Return the probe of passes of this length; None if the short probe is as long.
-
-        See `long_probe_of`.  Call it after `prepare` with this length.
-        """
-        ...
-
     def in_use(self) -> AbstractContextManager:
         """Lock the model within the context; restore it afterwards."""
         ...
@@ -156,28 +133,23 @@ class ScoredModel(Protocol):
         ...
 
     def check(self) -> None:
-        """Probe the model, unless the result for its current state is known.
+        """Check the model, unless that was done before.
 
         Raises:
             ValueError: it cannot score texts, because it attends to future tokens or is random.
         """
         ...
 
-    def prepare(
-        self, length: int, num_tokens: int = 0, whole_lengths: Collection[int] = ()
-    ) -> None:
-        """Test passes of the lengths that will be read, and measure the probes.
-
-        Args:
-            length: tokens in the longest pass to score.
-            num_tokens: tokens to read in total.
-            whole_lengths: tokens in the longest pass of each measurement with complete windows,
-                which are read if scores depend on the length of the pass.
+    def prepare(self, length: int) -> None:
+        """Get ready for passes of at most `length` tokens.
 
         Raises:
             ValueError: the model cannot score passes of this length.
-            MemoryError: such a pass does not fit in memory.
         """
+        ...
+
+    def identify(self) -> None:
+        """Digest a live model and its tokenizer, and measure the probe."""
         ...
 
     def logits(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
@@ -187,14 +159,6 @@ class ScoredModel(Protocol):
 
         Args:
             prefix: the cached prefix of all passes.
-        """
-        ...
-
-    def read_in_parts(self, length: int, refusal: str) -> None:
-        """Reduce the memory of passes of this length from now on, by reading them in chunks.
-
-        Raises:
-            MemoryError: the model cannot do this; the message is `refusal` with the reason.
         """
         ...
 
@@ -210,16 +174,11 @@ class ScoredModel(Protocol):
         """Return everything that scores of given tokens depend on, in the signature's order."""
         ...
 
-    def check_identifiable(self, argument: str = "checkpoint") -> None:
-        """Refuse to store scores of a model that may change without changing its signature."""
-        ...
-
 
 class EngineModel:
     """Base class of models of other engines than transformers.
 
-    Each pass is read from its beginning, the engine manages its memory, and the model's code cannot
-    be modified.
+    Each pass is read from its beginning, and the engine manages its memory.
 
     Attributes:
         model: None instead of a torch module.
@@ -230,7 +189,6 @@ class EngineModel:
     device = torch.device("cpu")
     prefixes_agree = True  # `prepare` refuses any other
     alone = False
-    rows_tried = sys.maxsize
     description: str
     tokenizer: PreTrainedTokenizerBase
 
@@ -241,20 +199,19 @@ class EngineModel:
     def tokenizer_digest(self) -> str:
         return tokenizer_digest(self.tokenizer)
 
+    def identify(self) -> None:
+        """Measure the probe."""
+        self.probe = self.measure_probe()
+
+    def measure_probe(self) -> float:
+        raise NotImplementedError
+
     def tokenize(self, text: str) -> list[int] | None:
         """Return the engine's own token ids of a text; None if unavailable."""
         return None
 
-    def long_probe(self, length: int) -> LongProbe | None:
-        """Return None: other engines have only the short probe."""
-        return None
-
     def as_scored(self) -> AbstractContextManager:
         return nullcontext()
-
-    def read_in_parts(self, length: int, refusal: str) -> None:
-        """Raise MemoryError: an engine manages its own memory."""
-        raise MemoryError(refusal)
 
     def shares_prefixes(self, prefix: np.ndarray, following: np.ndarray) -> bool:
         """Return False: engines manage their own caches."""
@@ -268,79 +225,8 @@ class EngineModel:
         """
         raise TypeError(f"{self.description} shares no prefixes")
 
-    def check_identifiable(self, argument: str = "checkpoint") -> None:
-        """Accept any: a digest of the file, or the probe, identifies stored scores."""
-
-
-class ProbeText(NamedTuple):
-    """A random text that identifies models.
-
-    Attributes:
-        ids: token ids (T,), which depend only on the size of the vocabulary.
-    """
-
-    ids: list[int]
-
-    @classmethod
-    def of(cls, vocabulary_size: int, limit: int | None, length: int = PROBE_TOKENS) -> "ProbeText":
-        """Generate the text for a vocabulary, up to the model's limit.
-
-        Shorter texts are prefixes of longer ones.  Python guarantees that `random()` returns the same
-        numbers in every version.
-        """
-        draw = random.Random(0)
-        length = min(length, limit or length)
-        return cls([int(draw.random() * vocabulary_size) for _ in range(length)])
-
-    def batch(self, device: torch.device) -> Batch:
-        """Return one pass over the text, every token but the first scored."""
-        ids = torch.tensor(self.ids, device=device)
-        return Batch(ids[None, :-1], torch.arange(len(ids) - 1, device=device), ids[1:])
-
-
-def long_probe_of(nlls: np.ndarray, prefixes_agree: bool) -> LongProbe:
-    """Average the nlls of a probe text over stretches between doublings of 256, and at its end.
-
-    Texts of different lengths share the former, so that measurements with different passes can be
-    compared.
-
-    Args:
-        nlls: nlls of all tokens of the text but the first (N - 1,).
-        prefixes_agree: whether scores do not depend on the length of the pass.
-
-    Returns:
-        [tokens up to the end of a stretch, its mean nll in nats per token] pairs, as in JSON.
-    """
-    end = len(nlls) + 1
-    ends = [PROBE_TOKENS]
-    while prefixes_agree and 2 * ends[-1] < end:
-        ends.append(2 * ends[-1])
-    last = max(1, min(ends[-1], end - PROBE_TOKENS))  # rounding needs tokens to average over
-    stretches = [*pairwise(ends), (last, end)]
-    return [[stop, mean_of(nlls[first - 1 : stop - 1])] for first, stop in stretches]
-
-
-def mean_of(nlls: np.ndarray) -> float:
-    """Return the mean nll of a probe text in nats, without tokens that a model never predicts.
-
-    Their logits are masked, by infinity or the lowest number, next to which no other token counts.
-    """
-    possible = nlls[nlls < IMPOSSIBLE]
-    return float(possible.mean()) if len(possible) else math.inf
-
-
-def agree(values: np.ndarray, others: np.ndarray, tolerance: float) -> bool:
-    """Return whether values (N,) differ by no more than rounding, in the root of the mean square."""
-    same = values == others  # infinite ones too
-    difference = np.subtract(values, others, where=~same, out=np.zeros_like(values))
-    return bool(np.sqrt(np.mean(difference**2)) <= tolerance)
-
 
 # --- the signature --------------------------------------------------------------------------------
-
-# It describes the settings of a forward pass, but not the origin of a model.  Modified code is marked
-# `+modified` if it is cheap to detect.  The probe, a measured number, complements the signature.  Equal
-# signatures and equal probes mean equal numbers.
 
 
 def describe_model(model: ScoredModel) -> str:
@@ -362,18 +248,16 @@ def describe_key_tokens(evaluator: ScoredModel, rule: str) -> str:
 def describe_measurement(
     model: ScoredModel,
     measured: dict[str, object],
-    length: int,
     words_given: bool,
     word_fields: dict[str, str] | None = None,
 ) -> dict[str, object]:
-    """Return the long and the short signature of a measurement, and its probes.
+    """Return the long and the short signature of a measurement, and the probe if it was measured.
 
     Similar to sacrebleu's signatures: `key:value` pairs joined by `|`.  The short form consists of
-    the protocol, window, stride and a digest of the long form.
+    the protocol, window, stride, `live` if nothing identifies the model, and a digest of the long form.
 
     Args:
         measured: fields of the measurement, see `Measurement.signature_fields`.
-        length: tokens in its longest forward pass.
         word_fields: fields for the scoring of words and for detokenization, if any.
     """
     of_words = {"words": "given" if words_given else "split"} | (word_fields or {})
@@ -382,14 +266,12 @@ def describe_measurement(
     first = ("model", "revision", "tokenizer", *measured, *of_words)
     order = dict.fromkeys([*first, *fields])  # then the model's other fields
     line = _line({name: fields[name] for name in order if name in fields})
-    digest = hashlib.sha256(line.encode("utf-8")).hexdigest()[:DIGITS]
-    short = f"ppl|{measured['protocol']}|L{measured['window']}|S{measured['stride']}|{digest}"
-    return {
-        "signature": line,
-        "signature_short": short,
-        "probe": model.probe,
-        "long_probe": model.long_probe(length),
-    }
+    short = ["ppl", measured["protocol"], f"L{measured['window']}", f"S{measured['stride']}"]
+    if fields.get("revision") == LIVE:
+        short.append(LIVE)
+    short.append(hashlib.sha256(line.encode("utf-8")).hexdigest()[:DIGITS])
+    probe = {} if model.probe is None else {"probe": model.probe}
+    return {"signature": line, "signature_short": "|".join(map(str, short))} | probe
 
 
 def _model_fields(model: ScoredModel) -> dict[str, object]:

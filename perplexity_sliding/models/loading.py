@@ -11,7 +11,7 @@ import re
 import sys
 import threading
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +36,10 @@ from transformers.utils import cached_file, is_peft_available
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from ..errors import ArgumentError, ArgumentTypeError, Wording
-from ..plan.tokenizer_digest import check_repeatable
 from ..plan.windows import ContextLimit
+from .identity import check_repeatable
 from .interface import LARGEST_LIMIT
-from .module import text_config
-from .probes import position_table
+from .module import position_table, text_config
 
 CONFIGS = ("config.json", "adapter_config.json")
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", *CONFIGS)
@@ -317,33 +316,23 @@ def check_place(model_id: str, argument: str, kwargs: Collection[str] = ()) -> N
         )
 
 
-def files_state(model_id: str, model_kwargs: dict, tokenizer_kwargs: dict) -> tuple:
-    """Return paths and states of a local model's files, to detect changes.
+def files_state(model_id: str, *arguments: dict) -> list[tuple]:
+    """List the sizes and times of a local model's files, which change when one is written.
 
-    They include the files of its folders, of an adapter's base model, and those that arguments name.
+    Those of an adapter's base model, and of paths in the arguments of from_pretrained, are included.
     """
-    values = (value for kwargs in (model_kwargs, tokenizer_kwargs) for value in kwargs.values())
-    places = [os.fspath(value) for value in values if isinstance(value, str | os.PathLike)]
-    if os.path.isdir(model_id):
-        of_adapter = model_kwargs.get("adapter_kwargs") or {}
-        given: tuple[dict, ...] = ({}, model_kwargs, tokenizer_kwargs, of_adapter)
-        bases = [base_of_adapter(model_id, kwargs) for kwargs in (model_kwargs, of_adapter)]
-        folders = [
-            os.path.join(folder, kwargs.get("subfolder") or "")
-            for folder in (model_id, *bases)
-            if folder is not None
-            for kwargs in given
-        ]
-        inner = [name for folder in folders for name in _inner_folders(folder)]
-        places = [*folders, *inner, *places]
-    else:
-        places = [*parts_of(model_id), *places]  # of GGUF, or on the Hub
-    return tuple(
-        (path, *_file_state(os.stat(path)))
-        for place in dict.fromkeys(places)
-        for path in (_files_in(place) if os.path.isdir(place) else [place])
-        if os.path.isfile(path)
-    )
+    named = [value for given in arguments for value in given.values()]
+    base = base_of_adapter(model_id, {}) if os.path.isdir(model_id) else None
+    places = [
+        Path(place).absolute() for place in (*parts_of(model_id), base, *named) if is_path(place)
+    ]
+    inside = [file for place in places for file in (place, *place.glob("*"), *place.glob("*/*"))]
+    states = [(file, file.stat()) for file in sorted(inside) if file.is_file()]
+    return [(str(file), state.st_size, state.st_mtime_ns) for file, state in states]
+
+
+def is_path(value: object) -> bool:
+    return isinstance(value, str | os.PathLike) and os.path.exists(value)
 
 
 def parts_of(path: str) -> list[str]:
@@ -352,40 +341,6 @@ def parts_of(path: str) -> list[str]:
     if found is None:
         return [path]
     return [f"{found[1]}{number:05}{found[2]}" for number in range(1, int(found[3]) + 1)]
-
-
-def _files_in(folder: str) -> list[str]:
-    return [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
-
-
-def _inner_folders(folder: str) -> Iterator[str]:
-    """Yield the subfolders of a model's folder that have templates, or weights that files name."""
-    yield os.path.join(folder, "additional_chat_templates")
-    indices = list(Path(folder).glob("*.index.json"))
-    named = os.path.dirname(
-        str(_read_json(Path(folder, CONFIGS[0])).get("transformers_weights", ""))
-    )
-    if named:
-        yield os.path.join(folder, named)
-        indices += Path(folder, named).glob("*.index.json")
-    for index in indices:
-        shards = _read_json(index).get("weight_map")
-        for shard in shards.values() if isinstance(shards, dict) else ():
-            yield os.path.join(folder, os.path.dirname(str(shard)))
-
-
-def _read_json(path: Path) -> dict:
-    """Read an object from a file; an empty one if there is none, since loading raises a better error."""
-    with suppress(OSError, ValueError):
-        content = json.loads(path.read_text("utf-8"))
-        if isinstance(content, dict):
-            return content
-    return {}
-
-
-def _file_state(state: os.stat_result) -> tuple[int, ...]:
-    """Return what changes when a file is written; nothing can set back its time of change."""
-    return state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino
 
 
 def snapshot(value: object) -> object:
@@ -426,18 +381,14 @@ def unwrapped(model: Any) -> torch.nn.Module:
         settings = getattr(model, "peft_config", {}).values()
         # accelerate's mixed precision casts in the forward that it is given.
         is_prepared = "forward" in vars(model)
-        if not is_prepared and not any(map(_acts_in_the_wrapper, settings)):
+        acts_itself = any(  # prompts, and the weights of X-LoRA's experts
+            getattr(adapter, "is_prompt_learning", False)
+            or getattr(adapter, "peft_type", None) == "XLORA"
+            for adapter in settings
+        )
+        if not is_prepared and not acts_itself:
             return unwrapped(model.get_base_model())
     return model
-
-
-def _acts_in_the_wrapper(adapter: Any) -> bool:
-    """Return whether PEFT's wrapper itself calculates.
-
-    That is prompts, the weights of X-LoRA's experts, and Shadow's second network.
-    """
-    is_outside = getattr(adapter, "peft_type", None) in ("XLORA", "SHADOW")
-    return is_outside or getattr(adapter, "is_prompt_learning", False)
 
 
 def gather_once(model: torch.nn.Module, argument: str) -> None:
@@ -446,10 +397,12 @@ def gather_once(model: torch.nn.Module, argument: str) -> None:
     Raises:
         ArgumentError: the model is under FSDP 1, which frees weights between passes; reading them crashes.
     """
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return
     fsdp = sys.modules.get("torch.distributed.fsdp")
     first, shards = (getattr(fsdp, n, ()) for n in ("FullyShardedDataParallel", "FSDPModule"))
     with torch.no_grad():
-        for module in model.modules() if fsdp else ():
+        for module in model.modules():
             if isinstance(module, first):
                 raise ArgumentError(
                     argument,

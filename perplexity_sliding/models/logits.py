@@ -6,31 +6,18 @@ Models are split into parts only if their forward is transformers' own, and each
 first; any other model runs unchanged.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from types import BuiltinFunctionType
 from typing import Any, Protocol
 
 import torch
 from transformers.activations import NewGELUActivation
 from transformers.cache_utils import DynamicCache
-from transformers.pytorch_utils import Conv1D
 
 from ..errors import Wording
 from .interface import Batch, LogitBlocks, Prefix
-from .module import (
-    PINNED_PACKAGES,
-    forward_kwargs,
-    forward_parameters,
-    ids_name,
-    is_known,
-    is_moved,
-    modules_of,
-    must_read_alone,
-    package_of,
-    state_name,
-)
+from .module import forward_kwargs, forward_parameters, ids_name, modules_of, state_name
 
 # Largest difference due to rounding for each dtype, relative to the logits' spread: between passes
 # of the same shape, and between passes of different shapes or with different kernels.
@@ -43,20 +30,12 @@ CPU_PADDING = 32
 PADDING = 256
 
 CACHE_LINE = 16  # float32 numbers
-# Names of the part of a transformer block after its attention.
-FEED_FORWARD_NAMES = ("mlp", "feed_forward", "ffn")
-# Layers that compute each row from that row alone.
-ROW_WISE = (
-    torch.nn.Linear, Conv1D, torch.nn.LayerNorm, torch.nn.Identity, torch.nn.Dropout, torch.nn.GELU,
-    torch.nn.ReLU, torch.nn.Sigmoid, torch.nn.SiLU, torch.nn.Tanh,
-)  # fmt: skip
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+WITH_PROMPTS = (
+    "Adapters that put tokens before the text (prompt tuning, p-tuning) are not supported."
+)
 # Errors of a head that does not support the architecture.
 UNSUPPORTED_ERRORS = (TypeError, AttributeError, RuntimeError, ValueError, IndexError, KeyError)
-
-
-class ChangedModelError(ValueError):
-    """A model was changed since the last call and cannot be scored as planned, or at all."""
 
 
 class Head(Protocol):
@@ -98,8 +77,8 @@ class BodyThenHead:
     def __init__(self, model: torch.nn.Module, body: torch.nn.Module, with_shortcuts: bool) -> None:
         self.model = model
         self.body = body
-        self.in_body = body_shortcuts(body) if with_shortcuts else {}
-        self.in_head = head_shortcuts(model) if with_shortcuts else {}
+        self.in_body = faster_activations(body) if with_shortcuts else {}
+        self.in_head = faster_product(model) if with_shortcuts else {}
         self.model_ids, self.model_kwargs = ids_name(model), forward_kwargs(model)
         self.body_ids, self.body_kwargs = ids_name(body), forward_kwargs(body)
 
@@ -111,9 +90,6 @@ class BodyThenHead:
         self, ids: torch.Tensor, scored: torch.Tensor, prefix: Prefix | None = None
     ) -> torch.Tensor:
         """Compute the body's last hidden states of the scored rows (R, D)."""
-        for shortcut in self.in_body.values():
-            if isinstance(shortcut, ScoredRows):
-                shortcut.begin(scored)
         with replaced_forwards(self.in_body):
             output = self.body(
                 **{self.body_ids: ids}, **after_prefix(self.body, self.body_kwargs, prefix)
@@ -125,10 +101,13 @@ class BodyThenHead:
     def blocks(self, states: torch.Tensor, targets: torch.Tensor, block_rows: int) -> LogitBlocks:
         """Yield the logits of hidden states (R, D), as a call does."""
         for rows, labels in zip(states.split(block_rows), targets.split(block_rows)):
-            seen = self.output_type(last_hidden_state=rows[None])
-            with replaced_forwards(self.in_head | {self.body: lambda *_, seen=seen, **__: seen}):
+            waiting = [self.output_type(last_hidden_state=rows[None])]
+            in_its_place = {self.body: lambda *_, waiting=waiting, **__: waiting.pop()}
+            with replaced_forwards(self.in_head | in_its_place):
                 named = {self.model_ids: labels[None]}
                 logits = self.model(**named, **self.model_kwargs).logits  # (1, R', V)
+            if waiting:
+                raise RuntimeError("the model does not call its body")
             yield logits[0], labels.to(logits.device)
 
     def read_prefix(self, ids: torch.Tensor) -> Prefix:
@@ -212,61 +191,13 @@ class AlignedProduct:
         return logits.unflatten(0, hidden.shape[:-1])
 
 
-class ScoredRows:
-    """A feed-forward layer that computes only the scored rows, and returns zeros for the others.
-
-    It treats rows independently, and after a model's last attention no row depends on another.
-
-    Attributes:
-        scored: indices of the scored rows (R,) in the batch.
-        has_run: whether the pass has run it.
-    """
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        self.plain_forward = module.forward
-        self.begin(torch.empty(0, dtype=torch.long))
-
-    def begin(self, scored: torch.Tensor) -> None:
-        """Begin another pass."""
-        self.scored = scored
-        self.has_run = False
-
-    def __call__(self, *states: torch.Tensor) -> torch.Tensor:
-        """Return the layer's output (B, T, D) for its inputs, each (B, T, D).
-
-        Raises:
-            RuntimeError: it runs a second time, so there is attention after the first.
-        """
-        if self.has_run:
-            raise RuntimeError("the model runs its last feed-forward layer twice")
-        self.has_run = True
-        shape = states[0].shape[:2]
-        if len(self.scored) == shape.numel():
-            return self.plain_forward(*states)
-        scored = self.scored.to(states[0].device)
-        rows = self.plain_forward(*(state.flatten(0, 1)[scored][None] for state in states))[0]
-        output = rows.new_zeros(shape.numel(), rows.shape[-1])  # (B * T, D)
-        output[scored] = rows
-        return output.unflatten(0, shape)
-
-
 def fused_gelu(hidden: torch.Tensor) -> torch.Tensor:
     """Compute GELU's tanh approximation in one step, instead of the eight of "gelu_new"."""
     return torch.nn.functional.gelu(hidden, approximate="tanh")
 
 
 def head_makers(model: torch.nn.Module) -> list[Callable[[], Head]]:
-    """List constructors of a model's possible heads, the cheapest first.
-
-    The last one is always the plain forward pass.  It is the only head of a model with custom code
-    in its forward, which may depend on tokens that no probe text contains, and of one whose head rounds
-    all rows together.
-    """
-    plain = partial(WholeForward, model, takes_index=False)
-    head: Any = getattr(model, "get_output_embeddings", lambda: None)()
-    reads_all_rows = head is not None and must_read_alone(head)
-    if reads_all_rows or not has_forward_of_transformers(model):
-        return [plain]
+    """List constructors of a model's possible heads, the cheapest first; the last is the plain forward."""
     makers: list[Callable[[], Head]] = [
         partial(BodyThenHead, model, body, with_shortcuts)
         for body in bodies(model)
@@ -274,51 +205,7 @@ def head_makers(model: torch.nn.Module) -> list[Callable[[], Head]]:
     ]
     if "logits_to_keep" in forward_parameters(model):
         makers.append(partial(WholeForward, model, takes_index=True))
-    return [*makers, plain]
-
-
-def has_forward_of_transformers(model: torch.nn.Module) -> bool:
-    """Return whether only code of transformers runs around and after a model's body.
-
-    Models of transformers pass their token ids to the body unchanged, and their head treats rows
-    independently; a custom forward or hook may not.
-    """
-    hooks = torch.nn.modules.module
-    if hooks._global_forward_hooks or hooks._global_forward_pre_hooks:
-        return False
-    tops = bodies(model)
-    outside = modules_of(model, without=tops)
-    changed = {module for module in outside if not runs_as_written(module)}
-    if changed:  # parts of a body may also be children of other modules
-        changed.difference_update(*map(modules_of, tops))
-    return not changed and all(map(runs_as_written, tops))
-
-
-def runs_as_written(module: torch.nn.Module) -> bool:
-    """Return whether a call of a module runs only code of torch or transformers.
-
-    accelerate's hooks that move weights are allowed.
-    """
-    kind, own = type(module), vars(module)
-    return (
-        package_of(kind.__module__) in PINNED_PACKAGES
-        and is_known(kind.forward)
-        and is_known(kind.__call__)
-        and ("forward" not in own or is_moved(module))
-        and "_call_impl" not in own
-        and not module._forward_hooks
-        and not module._forward_pre_hooks
-    )
-
-
-def describe_head(head: Head) -> str:
-    """Describe a head on one line."""
-    if not isinstance(head, BodyThenHead):
-        takes_index = isinstance(head, WholeForward) and head.takes_index
-        return "logits_to_keep" if takes_index else "plain forward passes, all logits"
-    parts = [type(module).__name__ for module in (head.in_body | head.in_head)]
-    shortcuts = f", faster: {', '.join(sorted(set(parts)))}" if parts else ""
-    return f"the body ({type(head.body).__name__}), then the head over scored rows{shortcuts}"
+    return [*makers, partial(WholeForward, model, takes_index=False)]
 
 
 def bodies(model: Any) -> list[torch.nn.Module]:
@@ -330,95 +217,28 @@ def bodies(model: Any) -> list[torch.nn.Module]:
     return list(dict.fromkeys(found))
 
 
-def head_shortcuts(model: Any) -> dict[torch.nn.Module, Callable]:
-    """Return a faster vocabulary head, by the module that it replaces."""
+def faster_product(model: Any) -> dict[torch.nn.Module, Callable]:
+    """Return a faster vocabulary head on a CPU in float32, by the module that it replaces."""
     linear = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    # On a GPU, and in other dtypes, products have other kernels.
-    if (
-        type(linear) is torch.nn.Linear
-        and are_torchs_own(torch.nn.functional.linear, torch.mm, torch.addmm)
-        and linear.weight.device.type == "cpu"
-        and compute_in_float32([linear])
-    ):
+    if type(linear) is torch.nn.Linear and on_cpu_in_float32(linear):
         return {linear: AlignedProduct(linear)}
     return {}
 
 
-def body_shortcuts(body: torch.nn.Module) -> dict[torch.nn.Module, Callable]:
-    """Return faster parts of a model's body, by the modules that they replace."""
-    modules = modules_of(body)
-    shortcuts: dict[torch.nn.Module, Callable] = {}
-    activations = [module for module in modules if type(module) is NewGELUActivation]
-    gelus = (torch.nn.functional.gelu, torch.tanh, torch.pow)
-    # In half precision each of the eight steps rounds.
-    if activations and are_torchs_own(*gelus) and compute_in_float32(modules):
-        shortcuts |= dict.fromkeys(activations, fused_gelu)
-    feed_forward = last_feed_forward(modules)
-    if (
-        feed_forward is not None
-        and not must_read_alone(feed_forward)
-        and are_untouched(modules_of(feed_forward))
-        and is_row_wise(feed_forward)
-    ):
-        shortcuts[feed_forward] = ScoredRows(feed_forward)
-    return shortcuts
+def faster_activations(body: torch.nn.Module) -> dict[torch.nn.Module, Callable]:
+    """Return fused activations on a CPU in float32, by the modules that they replace.
 
-
-def last_feed_forward(modules: Iterable[torch.nn.Module]) -> torch.nn.Module | None:
-    """Find the feed-forward layer of the last block, if it has a usual name."""
-    blocks = next((m for m in modules if isinstance(m, torch.nn.ModuleList) and m), [None])
-    candidates = (getattr(blocks[-1], name, None) for name in FEED_FORWARD_NAMES)
-    return next((part for part in candidates if isinstance(part, torch.nn.Module)), None)
-
-
-def is_row_wise(module: torch.nn.Module) -> bool:
-    """Return whether a module, judging by its types, treats rows independently.
-
-    Feed-forward layers are containers of such layers in transformers, without their own weights and
-    without a list of layers; experts, for which rows may compete, have a list.  A layer of
-    transformers without weights is an activation.
+    In half precision each of the eight steps rounds.
     """
-    layers = list(module.children())
-    has_weights = any(True for _ in module.parameters(recurse=False))
-    if not layers:
-        return (
-            isinstance(module, ROW_WISE)
-            or (type(module).__module__.startswith("transformers.") and not has_weights)
-            or type(module).__name__.endswith("RMSNorm")
-        )
-    return (
-        type(module).__module__.startswith("transformers.")
-        and not has_weights
-        and not isinstance(module, torch.nn.ModuleList)
-        and all(is_row_wise(layer) for layer in layers)
-    )
+    slow = [module for module in modules_of(body) if type(module) is NewGELUActivation]
+    return dict.fromkeys(slow, fused_gelu) if slow and on_cpu_in_float32(body) else {}
 
 
-def are_untouched(modules: Iterable[torch.nn.Module]) -> bool:
-    """Return whether no forward is replaced or hooked."""
-    return not any(
-        "forward" in vars(m) or m._forward_hooks or m._forward_pre_hooks for m in modules
-    )
-
-
-def are_torchs_own(*functions: Callable) -> bool:
-    """Return whether functions of torch are unmodified.
-
-    If one is replaced, or passes run under a mode that replaces it, layers must run unchanged,
-    because faster parts would not call the replacement.
-    """
-    modes = torch._C._len_torch_function_stack() + torch._C._len_torch_dispatch_stack()
-    return not modes and all(isinstance(f, BuiltinFunctionType) for f in functions)
-
-
-def compute_in_float32(modules: Sequence[torch.nn.Module]) -> bool:
-    """Return whether unmodified modules compute only in float32."""
-    own = (p for module in modules for p in module._parameters.values() if p is not None)
-    return (
-        are_untouched(modules)
-        and all(parameter.dtype == torch.float32 for parameter in own)
-        and not any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
-    )
+def on_cpu_in_float32(module: torch.nn.Module) -> bool:
+    """Return whether a module, judging by its first weight, computes on a CPU in float32."""
+    weight = next(module.parameters(), torch.empty(0, dtype=torch.half))
+    in_float32 = weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+    return in_float32 and weight.device.type == "cpu"
 
 
 def read_prefix(module: torch.nn.Module, ids: torch.Tensor) -> Prefix:
@@ -449,35 +269,44 @@ def cache_name(module: torch.nn.Module) -> str:
 
 
 @contextmanager
-def replaced_forwards(forwards: dict[torch.nn.Module, Callable]) -> Iterator[None]:
-    """Replace the `forward` of modules within the context.
-
-    Raises:
-        RuntimeError: one of them was not called.
-    """
-    called: set[torch.nn.Module] = set()
-
-    def note_call(module: torch.nn.Module, forward: Callable) -> Callable:
-        def run(*args: Any, **kwargs: Any) -> object:
-            called.add(module)
-            return forward(*args, **kwargs)
-
-        return run
-
-    # accelerate stores its hooks in the same attribute
+def replaced_forwards(forwards: Mapping[torch.nn.Module, Callable]) -> Iterator[None]:
+    """Replace the `forward` of modules within the context."""
+    # accelerate stores its hooks in the same attribute; `setattr` of a module is slow
     replaced = {module: vars(module).get("forward") for module in forwards}
     for module, forward in forwards.items():
-        module.forward = note_call(module, forward)
+        vars(module)["forward"] = forward
     try:
         yield
     finally:
         for module, own in replaced.items():
-            if own is None:
-                del module.forward
-            else:
-                module.forward = own
-    if len(called) < len(forwards):
-        raise RuntimeError("the model does not call a replaced module")
+            vars(module).pop("forward") if own is None else vars(module).update(forward=own)
+
+
+def plain_logits(model: torch.nn.Module, ids: torch.Tensor, name: str) -> torch.Tensor:
+    """Compute logits (B, T, V) for token ids (B, T) with the model's own forward.
+
+    Raises:
+        ValueError: the forward pass fails, or does not return logits.
+    """
+    needed = f"{name} must be a causal language model, which returns `.logits` for token ids, "
+    try:
+        logits = model(**{ids_name(model): ids}, **forward_kwargs(model)).logits
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise explain_failure(error, len(ids), ids.shape[1], ids.device) from error
+        reason = f"but a forward pass failed: {str(error) or type(error).__name__}."
+        raise ValueError(Wording(needed + reason)) from error
+    shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+    if not isinstance(logits, torch.Tensor) or shape[:-1] != tuple(ids.shape):
+        advice = WITH_PROMPTS if hasattr(model, "peft_config") else ""
+        raise ValueError(
+            Wording(
+                f"{needed}of the shape (texts, tokens, vocabulary), got {shape} for "
+                f"{tuple(ids.shape)}.",
+                advice,
+            )
+        )
+    return logits
 
 
 # --- the same logits, up to rounding --------------------------------------------------------------
@@ -519,13 +348,11 @@ def explain_failure(
     error: Exception, num_windows: int, length: int, device: torch.device
 ) -> Exception:
     """Return the error to raise instead of that of a forward pass."""
-    if isinstance(error, ChangedModelError):
-        return error
     if is_out_of_memory(error):
         return MemoryError(
             Wording(
                 f"One window of {length} tokens does not fit in the memory of {device}: reduce "
-                "`max_length`, load the model in a smaller `dtype`, or reduce `logits_memory`."
+                "`max_length`, or load the model in a smaller `dtype`."
             )
         )
     return ValueError(

@@ -6,37 +6,24 @@ state as in a single pass, and whether it can do so indefinitely.
 """
 
 import itertools
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 
 from ..errors import ArgumentError
-from .interface import Batch, LogitBlocks, Prefix
-from .logits import (
-    OTHER_SHAPE,
-    UNSUPPORTED_ERRORS,
-    Head,
-    differ,
-    has_forward_of_transformers,
-    is_out_of_memory,
-    replaced_forwards,
-)
+from .logits import OTHER_SHAPE, UNSUPPORTED_ERRORS, differ, is_out_of_memory
 from .module import (
     forward_kwargs,
     forward_parameters,
     grows_frequencies,
     ids_name,
-    modules_of,
-    must_read_alone,
+    input_device,
+    num_embeddings,
+    position_table,
     precision,
-    probe_ids,
-    selects_keys,
     state_name,
     text_config,
 )
-from .probes import position_table
-from .settings import skips_padding
 
 # Models without `position_ids` whose attention depends only on distances.
 ALIBI_MODELS = ("bloom", "mpt")
@@ -58,7 +45,6 @@ class StateReader:
         single: whether only the first chunk may have several tokens, because Mamba continues from
             a state token by token.
         alone: whether only one text can be read at a time, because RWKV's step mixes rows.
-        rotations: replacements for the forwards of rotary embeddings.
         keeps_keys: whether the state grows with the text unless `keep` drops keys; None before the
             first chunk.
         windows: the attention windows of the model's own layers, in tokens.
@@ -70,7 +56,6 @@ class StateReader:
         self.alone = alone
         self.state_name = state_name(model)
         self.takes_positions = "position_ids" in forward_parameters(model)
-        self.rotations: dict[torch.nn.Module, Callable] = {}
         self.keeps_keys: bool | None = None
         self.windows: tuple[int, ...] = ()
         self.begin()
@@ -88,8 +73,7 @@ class StateReader:
         if self.takes_positions:
             places = torch.arange(self.num_read, self.num_read + ids.shape[1], device=ids.device)
             kwargs["position_ids"] = places.expand(len(ids), -1)
-        with replaced_forwards(self.rotations):
-            output = self.model(**{self.ids: ids}, **kwargs)
+        output = self.model(**{self.ids: ids}, **kwargs)
         self.state = output[self.state_name]
         layers = attention_layers(self.state)
         self.keeps_keys = isinstance(self.state, tuple) or bool(layers)
@@ -156,6 +140,13 @@ def last(tensor: torch.Tensor, count: int) -> torch.Tensor:
     return tensor[..., max(0, tensor.shape[-2] - count) :, :].clone()
 
 
+def probe_ids(model: torch.nn.Module, length: int, first: int = 1) -> torch.Tensor:
+    """Return a row of test token ids (T,); `first` selects others."""
+    size = num_embeddings(model) or length + 1
+    spread = torch.arange(first, first + length) * max(1, size // (length + 2)) % size
+    return spread.to(input_device(model))
+
+
 def find_reader(model: torch.nn.Module) -> StateReader | None:
     """Find a reader whose chunks have the logits of a single forward pass, if there is one."""
     length = min(PROBE_LENGTH, position_table(model) or PROBE_LENGTH)
@@ -201,64 +192,6 @@ def _continues_beyond_windows(model: torch.nn.Module, reader: StateReader) -> bo
     return not differ(logits[:, -1:], expected, OTHER_SHAPE[precision(model)])
 
 
-class ChunkedHead:
-    """A head that reads long passes in chunks, through the model's state.
-
-    Exact up to rounding, in the memory of one chunk and the state of the previous ones.
-
-    Args:
-        head: the head for passes of at most one chunk.
-        part: chunk size in tokens.
-    """
-
-    def __init__(self, head: Head, reader: StateReader, part: int) -> None:
-        self.head = head
-        self.reader = reader
-        self.part = part
-        self.by_blocks = head.by_blocks
-
-    def read_prefix(self, ids: torch.Tensor) -> Prefix:
-        """Refuse to cache a prefix.
-
-        Raises:
-            TypeError: always.
-        """
-        raise TypeError("a model that reads long passes in chunks shares no prefixes")
-
-    def __call__(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
-        """Yield blocks of logits, as `Head` does; tokens after a prefix are read in one pass."""
-        ids, scored, targets = batch
-        length = ids.shape[1]
-        if length <= self.part or prefix is not None:
-            yield from self.head(batch, block_rows, prefix)
-            return
-        for number, row in enumerate(ids):
-            self.reader.begin()
-            for first, end in self.reader.chunks(length, min(self.part, block_rows)):
-                logits = self.reader.logits(row[None, first:end])[0]
-                begin = number * length + first
-                inside = (scored >= begin) & (scored < begin + end - first)
-                if inside.any():
-                    rows = (scored[inside] - begin).to(logits.device)
-                    yield logits[rows], targets[inside].to(logits.device)
-        self.reader.begin()  # free the state
-
-
-def why_not_in_parts(model: torch.nn.Module) -> str | None:
-    """Return the reason why a model's passes must not be read in chunks, without testing it."""
-    if grows_frequencies(model):
-        return "its rotary frequencies depend on the length of the pass"
-    if must_read_alone(model):
-        return "how its layers round or mask a token depends on the complete pass"
-    if selects_keys(model):
-        return "which keys its layers attend to depends on the complete pass"
-    if any(map(skips_padding, modules_of(model))):
-        return "its positions skip padding tokens, but its cached state counts them"
-    if not has_forward_of_transformers(model):
-        return "custom code in its forward may depend on complete passes"
-    return None
-
-
 @torch.inference_mode()
 def find_carrier(model: torch.nn.Module, name: str) -> StateReader:
     """Find a reader that can continue indefinitely.
@@ -272,8 +205,6 @@ def find_carrier(model: torch.nn.Module, name: str) -> StateReader:
         raise ArgumentError(
             "carry", f"be left out with {name}: {reason}", advice="Use a sliding window instead."
         )
-    if attention_layers(reader.state):
-        reader.rotations = steady_rotations(model)
     reader.begin()
     return reader
 
@@ -323,64 +254,3 @@ def sees_distances_only(model: torch.nn.Module) -> bool:
     return not differ(
         moved, model(**named, position_ids=places).logits, OTHER_SHAPE[precision(model)]
     )
-
-
-class SteadyRotation:
-    """A rotary embedding that is as accurate for distant positions as for near ones.
-
-    Its angles are products of positions and frequencies in float32, which are off by hundredths
-    beyond 100,000 tokens.  This class computes them as if the chunk began the text, and rotates them
-    by the angle of the chunk's first position, computed in float64.
-    """
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        self.forward = module.forward
-
-    def __call__(
-        self, x: torch.Tensor, position_ids: torch.Tensor, *args: object, **kwargs: object
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cosines and sines (B, T, D) for positions (B, T) or (axes, B, T), in the dtype of x."""
-        exact = x[..., :1].float()  # the embedding uses only its dtype and device
-        first = position_ids[..., :1]
-        own = first.reshape(-1, *first.shape[-2:])[0]  # equal for text on all axes of an image
-        cosines, sines = self.forward(exact, position_ids - first, *args, **kwargs)
-        step = self.forward(exact, torch.ones_like(first), *args, **kwargs)
-        turn = torch.atan2(step[1].double(), step[0].double()) * own[..., None]  # (B, 1, D)
-        turned = (
-            cosines * turn.cos() - sines * turn.sin(),
-            sines * turn.cos() + cosines * turn.sin(),
-        )
-        return turned[0].to(x.dtype), turned[1].to(x.dtype)
-
-
-def steady_rotations(model: torch.nn.Module) -> dict[torch.nn.Module, Callable]:
-    """Return accurate forwards for the rotary embeddings that a pass calls, if they agree."""
-    called: dict[torch.nn.Module, Callable] = {}
-    agreed: list[torch.nn.Module] = []
-
-    def compare(module: torch.nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
-        called[module] = SteadyRotation(module)
-        try:
-            pairs = list(zip(called[module](*args, **kwargs), output, strict=True))
-            same_shape = all(steady.shape == plain.shape for steady, plain in pairs)
-            if same_shape and all(torch.allclose(one, other, atol=1e-2) for one, other in pairs):
-                agreed.append(module)
-        except UNSUPPORTED_ERRORS:
-            pass
-
-    hooks = [
-        module.register_forward_hook(compare, with_kwargs=True)
-        for module in model.modules()
-        if type(module).__name__.endswith("RotaryEmbedding")
-    ]
-    try:
-        ids = probe_ids(model, PROBE_LENGTH)[None]
-        if hooks:
-            places = torch.arange(PROBE_LENGTH, device=ids.device)[None]
-            model(
-                **{ids_name(model): ids}, position_ids=places + PROBE_LENGTH + 2
-            )  # not a whole number of turns
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return {module: forward for module, forward in called.items() if module in agreed}

@@ -9,7 +9,6 @@ import json
 import threading
 import warnings
 import weakref
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -34,9 +33,6 @@ _LOCKS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 _LOCKS_LOCK = threading.Lock()
 # No id of any token.
 NO_TOKEN = -1
-
-# The ids of fast tokenizers.
-_KNOWN_IDS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 Range = tuple[int, int]
 
@@ -246,8 +242,10 @@ def prepends_start_token(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Check whether the tokenizer itself prepends its start token."""
     if tokenizer.bos_token_id is None:
         return False
-    [encoded] = tokenize(tokenizer, ["a"], "default")
-    return bool(encoded.added[:1].any()) and encoded.ids[0] == tokenizer.bos_token_id
+    with unchanged(tokenizer):
+        encoded = tokenizer("a", return_special_tokens_mask=True)
+    first = zip(encoded["special_tokens_mask"][:1], encoded["input_ids"][:1])
+    return list(first) == [(1, tokenizer.bos_token_id)]
 
 
 def start_token_id(tokenizer: PreTrainedTokenizerBase, kind: str) -> int | None:
@@ -538,76 +536,15 @@ def _keep_all(settings: dict) -> dict:
     return settings | {"trim_offsets": False} if "trim_offsets" in settings else settings
 
 
-def backend_of(tokenizer: PreTrainedTokenizerBase) -> Any:
-    """Return what a fast tokenizer is in the tokenizers library; None for a tokenizer in Python."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    return backend if hasattr(backend, "to_str") else None
-
-
-@dataclass(frozen=True)
-class VocabularyIds:
-    """The ids of a fast tokenizer's vocabulary, without added tokens.
-
-    Attributes:
-        num_words: the number of words.
-        end: the largest id and one; more than the number of words if ids are unused.
-        shared: for each id with several words, the alphabetically first.
-        digest: of all words and their ids, if ids are shared; "" otherwise.
-    """
-
-    num_words: int
-    end: int
-    shared: Mapping[int, str]
-    digest: str
-
-
-def vocabulary_ids(tokenizer: PreTrainedTokenizerBase) -> VocabularyIds | None:
-    """Return the ids of a fast tokenizer's vocabulary; None for a tokenizer in Python."""
-    backend = backend_of(tokenizer)
-    if backend is None:
-        return None
-    num_words = backend.get_vocab_size(with_added_tokens=False)
-    known = _KNOWN_IDS.get(tokenizer)
-    if known is None or known.num_words != num_words:
-        words = backend.get_vocab(with_added_tokens=False)
-        shared = {number for number, count in Counter(words.values()).items() if count > 1}
-        ordered = sorted(words.items()) if shared else []
-        known = _KNOWN_IDS[tokenizer] = VocabularyIds(
-            num_words,
-            1 + max(words.values(), default=-1),
-            {number: word for word, number in reversed(ordered) if number in shared},
-            digest_of(ordered) if shared else "",
-        )
-    return known
-
-
 def tokens_of(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
-    """Return the tokens with some ids; "" for an unused id.
-
-    Of several words with one id, the tokenizers library returns a random one, and of an added token
-    at times what the normalizer makes of it.
-    """
-    known = vocabulary_ids(tokenizer)
-    added = getattr(tokenizer, "added_tokens_decoder", {})
-    written = {
-        **(known.shared if known else {}),
-        **{number: token.content for number, token in added.items()},
-    }
-    tokens = tokenizer.convert_ids_to_tokens(list(ids))
-    return [written.get(number, token) or "" for number, token in zip(ids, tokens)]
-
-
-def end_of_ids(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the largest id of a token and one; more than the number of tokens if ids are unused."""
-    known = vocabulary_ids(tokenizer)
-    if known is None:
-        return 1 + max(tokenizer.get_vocab().values(), default=-1)
-    return max(known.end, 1 + max(tokenizer.added_tokens_decoder, default=-1))
+    """Return the tokens with some ids; "" for an unused id."""
+    return [token or "" for token in tokenizer.convert_ids_to_tokens(list(ids))]
 
 
 def vocabulary_texts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Decode every token of the vocabulary by id; an unused id gives ""."""
-    tokens = tokens_of(tokenizer, range(end_of_ids(tokenizer)))
+    end = 1 + max(tokenizer.get_vocab().values(), default=-1)
+    tokens = tokens_of(tokenizer, range(end))
     return [token and text for token, text in zip(tokens, token_texts(tokenizer, tokens))]
 
 

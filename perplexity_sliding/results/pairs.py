@@ -31,7 +31,7 @@ WORST_TOKENS = 20
 # Keys of the reference's own result that are added to the model's.
 SHOWN_OF_REFERENCE = (
     *("perplexity", "perplexity_interval", "perplexities", "bits_per_byte"),
-    *("signature", "probe", "long_probe"),
+    *("signature", "probe"),
 )
 
 
@@ -69,7 +69,11 @@ class TokenComparison:
         return {
             "compared": "tokens",
             **result,
-            **{f"reference_{name}": reference[name] for name in SHOWN_OF_REFERENCE},
+            **{
+                f"reference_{name}": reference[name]
+                for name in SHOWN_OF_REFERENCE
+                if name in reference
+            },
             **self._change_per_byte(report),
             "worst_tokens": list_tokens(
                 report.model.tokenizer, measurement, scores, worst_tokens(scores, WORST_TOKENS)
@@ -216,15 +220,16 @@ class ByteComparison:
         identity = describe_measurement(
             self.reference,
             self.measurement.signature_fields(),
-            self.measurement.longest_pass,
             words_given=report.word_counts is not None,
         )
         return {
             "compared": "bytes",
             **compare_bytes(pieces, report.measurement.plan.max_length, self.margin),
-            "reference_signature": identity["signature"],
-            "reference_probe": identity["probe"],
-            "reference_long_probe": identity["long_probe"],
+            **{
+                f"reference_{name}": identity[name]
+                for name in ("signature", "probe")
+                if name in identity
+            },
         }
 
     def results(self, report: Report, with_tokens: bool) -> dict:
@@ -326,6 +331,7 @@ def score_rounded(
         return [None] * len(measurements)
     rounded = InBfloat16.of(reference)
     with rounded.in_use():
+        rounded.check()
         prepare_model(rounded, measurements)
         work, scores = session.score([rounded], measurements, [NegativeLogLikelihood()])
     return [of_texts for _, of_texts, _ in work.by_measurement(scores)]

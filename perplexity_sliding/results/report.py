@@ -101,7 +101,6 @@ class Report:
             | describe_measurement(
                 self.model,
                 self.measurement.signature_fields(),
-                self.measurement.longest_pass,
                 words_given,
                 ({} if self.detokenizer is None else {"detokenizer": self.detokenizer})
                 | ({} if self.word_scoring is None else self.word_scoring.fields()),

@@ -206,7 +206,6 @@ class Totals:
             squares=np.concatenate([self.squares, other.squares]),
             units=np.concatenate([self.units, other.units]),
             counts={name: self.counts[name] + other.counts[name] for name in self.counts},
-            identity=self.identity | _longer_probe(self.identity, other.identity),
             texts_digest=self.texts_digest + other.texts_digest,
         )
         if self.groups is None and other.groups is None:
@@ -216,9 +215,7 @@ class Totals:
 
     def _is_measured_as(self, other: "Totals") -> bool:
         """Check that both have the same model, protocol and settings; probes may differ by rounding."""
-        one, two = (
-            totals.identity | dict.fromkeys(("probe", "long_probe")) for totals in (self, other)
-        )
+        one, two = (totals.identity | {"probe": None} for totals in (self, other))
         is_same = (self.aggregation, one) == (other.aggregation, two)
         return is_same and same_probes(self.identity, other.identity)
 
@@ -227,7 +224,7 @@ class Totals:
         one, two = self._settings(), other._settings()
         names = [name for name in one | two if one.get(name) != two.get(name)]
         differing = [f"{name} ({one.get(name)} and {two.get(name)})" for name in names]
-        return ", ".join(differing) or "their probes: the code of the models has changed"
+        return ", ".join(differing) or "their probes"
 
     def _settings(self) -> dict[str, object]:
         """Return the fields that a result depends on, by their names in the signature."""
@@ -596,14 +593,6 @@ def shared_clusters(totals: Totals, first: Totals) -> tuple[Clusters, Clusters] 
         *(of_totals.num_parts(least) for of_totals, least in zip(blocks, block_tokens))
     )
     return blocks[0].cut(num_parts), blocks[1].cut(num_parts)
-
-
-def _longer_probe(*identities: dict[str, Any]) -> dict[str, object]:
-    """Return the long probe of the longest pass, as in a call with all texts, if any."""
-    probes = [identity["long_probe"] for identity in identities if "long_probe" in identity]
-    return (
-        {"long_probe": max(probes, key=lambda probe: probe[-1] if probe else [])} if probes else {}
-    )
 
 
 def token_weights(

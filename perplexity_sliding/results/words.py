@@ -20,6 +20,7 @@ token's end.  Numbers are nats.
 import itertools
 import re
 import warnings
+import weakref
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -35,8 +36,8 @@ from ..plan.tokenization import Range, TokenizedText, check_fast, special_ids, v
 from ..plan.windows import Window
 from ..scoring.measures import Entropy, Measure, SetMass
 
-# Texts of the last tokenizer's tokens, by its digest.
-_TEXTS: dict[str, list[str]] = {}
+# Number of tokens of a tokenizer, and the texts of all.
+_TEXTS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 SPACE = re.compile(r"\s*")
 # Packages whose numbers are reproduced, and the correction that each applies; they know no white space
 # but the sign of a space in front of a token.
@@ -402,12 +403,10 @@ class WordScoring:
                 ),
                 advice="Pass `word_correction=None` for plain sums, or load the model itself.",
             )
-        digest = model.tokenizer_digest
-        texts = _TEXTS.get(digest)
-        if texts is None:
-            texts = vocabulary_texts(model.tokenizer)
-            _TEXTS.clear()
-            _TEXTS[digest] = texts
+        size, texts = _TEXTS.get(model.tokenizer, (0, []))
+        if size != len(model.tokenizer):  # new, or with other tokens added
+            size, texts = len(model.tokenizer), vocabulary_texts(model.tokenizer)
+            _TEXTS[model.tokenizer] = size, texts
         vocabulary = classify_vocabulary(model.tokenizer, model.vocabulary_size, texts)
         if correction in PACKAGES:
             vocabulary = as_the_package(vocabulary, model.tokenizer, correction)

@@ -51,9 +51,6 @@ class CarriedWork(Work):
     def cost(self, pass_: Pass) -> int:
         return pass_.num_targets
 
-    def stands_alone(self, number: int) -> bool:
-        return self.row(number).begins_text
-
     def share(self, processes: Processes) -> list[int]:
         """Return the segments of whole texts, in order."""
         counts = [len(windows) for windows in self.measurements[0].windows]
@@ -106,9 +103,6 @@ def score_carried(
         for stream in measurement.streams
     ]
     work = CarriedWork([replace(measurement, plan=plan, windows=windows)])
-    longest = work.measurements[0].longest_pass
-    if longest != measurement.longest_pass:
-        model.prepare(longest)  # for its long probe
     scorer = CarryingScorer(
         model, reader, measures, memory, session.batch_size, session.logits_memory
     )

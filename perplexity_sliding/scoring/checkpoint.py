@@ -5,9 +5,7 @@ score is the model's signature and probe, the text's hash, and the tokens that t
 model, dtype or text never matches; another stride, window or protocol over the same text reuses the
 scores.  Several runs may share a file.
 
-Disks corrupt data silently: every row has a checksum, and damaged rows are scored again.  Changes that
-no signature shows, such as code that acts on rare tokens, are detected by scoring one of the finished
-passes again.
+Disks corrupt data silently: every row has a checksum, and damaged rows are scored again.
 """
 
 import sqlite3
@@ -15,28 +13,25 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import xxhash
 
-from ..digests import probe_tolerance, same_long_probes, same_probe
+from ..digests import same_probe
 from ..errors import Wording
-from ..models.interface import LongProbe, ScoredModel, agree, describe_model
+from ..models.interface import ScoredModel, describe_model
 from ..plan.measurement import Columns
 from ..plan.windows import Pass
 from .measures import Measure
 
 # Identifies the program that owns a SQLite file: an arbitrary number in the header.
-APPLICATION_ID = 0x50504C34
+APPLICATION_ID = 0x50504C35
 # Another run locks the file for moments; a stopped one, or another program, may never release it.
 WAIT_S, NUM_WAITS = 5.0, 12
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS models (
-    number INTEGER PRIMARY KEY, description TEXT NOT NULL, probe REAL NOT NULL, checksum BLOB NOT NULL
-);
-CREATE TABLE IF NOT EXISTS long_probes (
-    model INTEGER, tokens INTEGER, nll REAL NOT NULL, PRIMARY KEY (model, tokens)
+    number INTEGER PRIMARY KEY, description TEXT NOT NULL, probe REAL NOT NULL
 );
 CREATE TABLE IF NOT EXISTS scores (
     model INTEGER, text TEXT, first_read INTEGER, start_token INTEGER, end INTEGER, targets TEXT,
@@ -48,14 +43,6 @@ CREATE TABLE IF NOT EXISTS scores (
 NO_START_TOKEN = -1
 # Errors of Python's sqlite3 on a damaged file, too large numbers and invalid UTF-8 among them.
 FILE_ERRORS = (sqlite3.Error, OverflowError, UnicodeDecodeError)
-
-
-class Found(NamedTuple):
-    """A model in the file: its number, its description, and the probe that was stored first."""
-
-    number: int
-    description: str
-    probe: float
 
 
 class StoredPass(NamedTuple):
@@ -80,10 +67,6 @@ class Checkpoint:
         self.path = str(path)
         self.model = 0  # its number in the file
         self.names: dict[str, str] = {}  # stored name of each wanted column
-        self.found: list[Found] = []  # the models in it
-        self.salts: dict[
-            str, str
-        ] = {}  # of the stored columns: the models that their scores are of
         self.prefixes_agree = True
         try:
             self.connection = sqlite3.connect(self.path, timeout=WAIT_S, isolation_level=None)
@@ -116,21 +99,14 @@ class Checkpoint:
         models: Sequence[ScoredModel],
         measures: Sequence[Measure],
         key_prefix: str = "",
-        length: int = 0,
     ) -> None:
         """Set the models and measures whose scores are looked up and stored.
 
         Args:
-            length: tokens in the longest pass.
+            models: identified.
             key_prefix: separates scores that depend on more than the tokens that a pass reads.
-
-        Raises:
-            ValueError: nothing identifies the model.
         """
-        for scored in models:
-            scored.check_identifiable()
-        self.found = [self._find(scored, length) for scored in models]
-        numbers = [found.number for found in self.found]
+        numbers = [self._find(scored) for scored in models]
         self.model = numbers[0]
         self.prefixes_agree = all(scored.prefixes_agree for scored in models)
         if not self.prefixes_agree:
@@ -140,8 +116,7 @@ class Checkpoint:
         for measure in measures:
             beside = "".join(f"model {number}/" for number in numbers[1 : measure.num_models])
             for name in measure.columns:
-                stored = self.names[name] = f"{key_prefix}{beside}{measure.key}/{name}"
-                self.salts[stored] = repr(self.found[: measure.num_models])
+                self.names[name] = f"{key_prefix}{beside}{measure.key}/{name}"
 
     def load(self, wanted: Sequence[tuple[str, Pass]]) -> dict[int, Columns]:
         """Return the scores of the passes that earlier runs have finished, by place.
@@ -168,7 +143,7 @@ class Checkpoint:
             for text, pass_, columns in scores
             for name, values in columns.items()
         ]
-        rows = [(*row, self._checksum(row)) for row in rows]
+        rows = [(*row, checksum(row)) for row in rows]
         with self._writing() as connection:
             connection.executemany(
                 "INSERT OR REPLACE INTO scores VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows
@@ -177,71 +152,28 @@ class Checkpoint:
     def close(self) -> None:
         self.connection.close()
 
-    def check_repeated(self, stored: Columns, repeated: Columns, where: str) -> None:
-        """Compare stored scores of a pass with those that it has now.
-
-        Args:
-            where: names the pass in an error.
-
-        Raises:
-            ValueError: they differ by more than rounding.
-        """
-        for column, model in zip(("nll", "reference_nll"), self.found):
-            before, now = (np.asarray(c[column], np.float64) for c in (stored, repeated))
-            if not agree(before, now, 3 * probe_tolerance(model.description)):
-                raise ValueError(
-                    Wording(
-                        f"`checkpoint`={self.path!r} must have scores of this model, but {where}, "
-                        f"which it has as {before.mean():.6f} nats a token, come out as "
-                        f"{now.mean():.6f}. Code of the model has changed, or something that its "
-                        "signature does not show. Name another file, or remove this one."
-                    )
-                )
-
-    def _find(self, model: ScoredModel, length: int) -> Found:
-        """Find the model with this description and these probes; add it, or new stretches, to the file."""
+    def _find(self, model: ScoredModel) -> int:
+        """Return the number of the model with this signature and probe; add it if it is new."""
         with model.as_scored():
             description, probe = describe_model(model), model.probe
-            long_probe = model.long_probe(length) or []
         if probe is None:
-            raise RuntimeError(f"{model.description} must be prepared first: call prepare().")
-        found = self._known(description, probe, long_probe)
-        if found is not None and not self._new_stretches(found, long_probe):
-            return found  # nothing is written to a file that may lie on a read-only disk
+            raise RuntimeError(f"{model.description} must be identified first: call identify().")
+        number = self._known(description, probe)
+        if number is not None:
+            return number  # nothing is written to a file that may lie on a read-only disk
         with self._writing() as connection:
             # Another process may have added it since, and its scores must be found again.
-            found = self._known(description, probe, long_probe)
-            if found is None:
-                query = "SELECT coalesce(max(number), 0) FROM models"
-                found = Found(connection.execute(query).fetchone()[0] + 1, description, probe)
-                values = (*found, checksum(found))
-                connection.execute("INSERT INTO models VALUES (?, ?, ?, ?)", values)
-            rows = self._new_stretches(found, long_probe)
-            connection.executemany("INSERT INTO long_probes VALUES (?, ?, ?)", rows)
-        return found
+            number = self._known(description, probe)
+            if number is None:
+                values = "INSERT INTO models (description, probe) VALUES (?, ?)"
+                number = connection.execute(values, (description, probe)).lastrowid
+        return int(number or 0)
 
-    def _known(self, description: str, probe: float, long_probe: LongProbe) -> Found | None:
-        query = "SELECT * FROM models WHERE description = ? ORDER BY number"
-        for *row, digest in self._read(query, (description,)):
-            if digest == checksum(row) and same_probe(row[-1], probe, description):
-                found = Found(*row)
-                if same_long_probes(self._stretches(found), long_probe, description):
-                    return found
-        return None
-
-    def _stretches(self, found: Found) -> LongProbe:
-        """Return the stretches of long probes that runs with a model have stored."""
-        return self._read("SELECT tokens, nll FROM long_probes WHERE model = ?", (found.number,))
-
-    def _new_stretches(self, found: Found, long_probe: LongProbe) -> list[tuple[int, int, float]]:
-        """List the rows to add for stretches that no run has stored."""
-        stored = {end for end, _ in self._stretches(found)}
-        return [(found.number, int(end), nll) for end, nll in long_probe if end not in stored]
-
-    def _checksum(self, row: Sequence[Any]) -> bytes:
-        """Digest a row of scores and the models that it belongs to."""
-        name = row[6]
-        return checksum((*row, self.salts.get(name)))
+    def _known(self, description: str, probe: float) -> int | None:
+        query = "SELECT number, probe FROM models WHERE description = ? ORDER BY number"
+        found = self._read(query, (description,))
+        same = [number for number, stored in found if same_probe(stored, probe, description)]
+        return same[0] if same else None
 
     def _read(self, query: str, values: Sequence[object]) -> list[tuple]:
         """Return the rows of a query.
@@ -325,7 +257,7 @@ class Checkpoint:
             f"SELECT * FROM scores WHERE model = ? AND text = ? AND name IN ({marks})",
             (self.model, text, *self.names.values()),
         )
-        whole = [row for *row, digest in rows if digest == self._checksum(row)]
+        whole = [row for *row, digest in rows if digest == checksum(row)]
         if len(whole) < len(rows):
             warnings.warn(
                 Wording(

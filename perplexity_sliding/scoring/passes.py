@@ -202,16 +202,10 @@ class Scorer:
         try:
             return self._launch(numbers, [row_of(number) for number in numbers], prefixes)
         except Exception as error:
-            failure = explain_failure(error, len(numbers), length, self.device)
-            if not is_out_of_memory(error) or (len(numbers) == 1 and prefixes is not None):
-                raise failure from error
-            refusal = str(failure)
+            if not is_out_of_memory(error) or len(numbers) == 1:
+                raise explain_failure(error, len(numbers), length, self.device) from error
         # Here, where no traceback refers to the activations any more.
-        if len(numbers) > 1:
-            self._lower_batch(len(numbers), length)
-        else:
-            for model in self.models:
-                model.read_in_parts(length, refusal)
+        self._lower_batch(len(numbers), length)
         return None
 
     def _launch(

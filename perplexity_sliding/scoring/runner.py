@@ -9,18 +9,17 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from tqdm.auto import tqdm
 
-from ..digests import digest_of, probe_tolerance
+from ..digests import digest_of
 from ..engines.served import ServedModel
 from ..errors import ArgumentError, Wording, name_positions
-from ..models.interface import Batch, ScoredModel, agree, describe_measurement, describe_model
+from ..models.interface import ScoredModel, describe_measurement
 from ..plan.measurement import Columns, Measurement
 from ..plan.tokenization import stream_hash
 from ..plan.windows import (
@@ -41,12 +40,6 @@ _HIDDEN: list[bool] = []  # one entry for each context of `bars_hidden`
 
 # A shared context must save at least this many tokens to be worth the test.
 LEAST_SAVING = 256
-
-# Rows of logits per block in the search for the largest.
-LOGIT_ROWS = 64
-
-# Probes with a larger tolerance, in nats per token, are those of half precision or less.
-ROUGH = 0.001
 
 
 @dataclass(frozen=True)
@@ -136,10 +129,6 @@ class Work:
         """Count the tokens that a pass reads."""
         return pass_.num_inputs
 
-    def stands_alone(self, number: int) -> bool:
-        """Return whether a pass can be scored alone."""
-        return True
-
     def share(self, processes: Processes) -> list[int]:
         """Return the passes of this process."""
         return processes.share(self.costs)
@@ -228,7 +217,7 @@ class Work:
 
 
 def prepare_model(model: ScoredModel, measurements: Sequence[Measurement]) -> None:
-    """Test a model with passes as long as the longest window, and check the token ids.
+    """Get a model ready for the longest window, and check the token ids.
 
     Args:
         measurements: everything that the model will read.
@@ -236,13 +225,7 @@ def prepare_model(model: ScoredModel, measurements: Sequence[Measurement]) -> No
     Raises:
         MemoryError, ValueError: the model cannot score these texts.
     """
-    lengths = [
-        window.num_inputs
-        for measurement in measurements
-        for of_text in measurement.windows + measurement.borders
-        for window in of_text
-    ]
-    model.prepare(max(lengths), sum(lengths), {m.longest_pass for m in measurements})
+    model.prepare(max(measurement.longest_pass for measurement in measurements))
     check_ids(model, measurements)
 
 
@@ -313,8 +296,7 @@ class Progress:
     """Progress of a run, which `callback` is called with after every batch.
 
     Attributes:
-        done, total: tokens read so far and in total, in this process; if a reference stores its
-            states first, by both models in sequence.
+        done, total: tokens read so far and in total, in this process.
         perplexity: perplexity of the tokens scored so far, longest windows first; NaN before the
             first.
     """
@@ -376,18 +358,6 @@ class Session:
         with progress_bar(desc=message, bar_format="{desc} …", leave=False, disable=hidden):
             yield
 
-    def after(self, num_tokens: int) -> "Session":
-        """Return a session whose progress continues after `num_tokens` tokens."""
-        call = self.callback
-        if call is None:
-            return self
-
-        def callback(progress: Progress) -> None:
-            done, total = progress.done + num_tokens, progress.total + num_tokens
-            call(Progress(done, total, progress.perplexity))
-
-        return replace(self, callback=callback)
-
     def score(
         self,
         models: Sequence[ScoredModel],
@@ -414,9 +384,7 @@ class Session:
 def describe_all(models: Sequence[ScoredModel], work: Work, measures: Sequence[Measure]) -> str:
     """Describe on one line everything that processes must share."""
     signatures = [
-        describe_measurement(
-            model, measurement.signature_fields(), measurement.longest_pass, words_given=False
-        )["signature"]
+        describe_measurement(model, measurement.signature_fields(), words_given=False)["signature"]
         for model in models
         for measurement in work.measurements
     ]
@@ -463,8 +431,7 @@ class Runner:
         )
         finished: dict[int, Columns] = {}
         if self.checkpoint is not None:
-            length = max((m.longest_pass for m in self.work.measurements), default=0)
-            self.checkpoint.use(models, measures, key_prefix, length)
+            self.checkpoint.use(models, measures, key_prefix)
             digests = [stream.digest for stream in self.work.streams]
             wanted = [(digests[pass_.stream], pass_) for pass_ in self.work.passes]
             finished = self.checkpoint.load(wanted)
@@ -476,7 +443,6 @@ class Runner:
         rank = self.processes.rank
         scores = {number: finished[number] for number in finished if holders[number] == rank}
         try:
-            self._check_finished(finished)
             self._score_share(scores, holders.keys())
         except Exception as error:
             self.processes.announce(error)
@@ -508,7 +474,6 @@ class Runner:
             for places, batch in self._batches(share, finished):
                 numbers = [share[place] for place in places]
                 self._check_numbers(numbers, batch)
-                self._check_company(numbers, batch)
                 scores.update(zip(numbers, batch))
                 cost = sum(costs[place] for place in places)
                 estimate.add(self._shown(numbers, scores), cost)
@@ -565,55 +530,6 @@ class Runner:
             for part in self.work.shown[number]
         ]
 
-    def _check_finished(self, finished: Mapping[int, Columns]) -> None:
-        """Score the longest of the finished passes again, and compare.
-
-        Raises:
-            ValueError: its scores have changed.
-        """
-        alone = [number for number in finished if self.work.stands_alone(number)]
-        if self.checkpoint is None or not alone:
-            return
-        number = max(alone, key=lambda number: self.work.lengths[number])
-        pass_, repeated = self.work.passes[number], self._score_alone(number)
-        where = (
-            f"tokens {pass_.targets[0][0]} to {pass_.end - 1} of the text at position "
-            f"{self.work.streams[pass_.stream].text}"
-        )
-        self.checkpoint.check_repeated(finished[number], repeated, where)
-
-    def _score_alone(self, number: int) -> Columns:
-        """Score a pass alone."""
-        row = self.work.row(number)
-        [(_, [columns])] = self.scorer.score(lambda _: row, [self.work.lengths[number]])
-        return columns
-
-    def _check_company(self, numbers: Sequence[int], batch: Sequence[Columns]) -> None:
-        """Repeat passes of a batch that is larger than all before, one at a time.
-
-        These are the first and the last pass if the batch is twice as large, else only one of them:
-        batches of short texts grow slowly, and both would be 6 % of all tokens.
-
-        Raises:
-            ValueError: their scores depend on the other passes.
-        """
-        models = self.scorer.models
-        if len(numbers) <= min((model.rows_tried for model in models), default=len(numbers)):
-            return
-        doubled = len(numbers) >= 2 * min(model.rows_tried for model in models)
-        for place in (0, -1) if doubled else (-(len(numbers) % 2),):
-            row, alone = self.work.row(numbers[place]), self._score_alone(numbers[place])
-            for model, name in zip(models, ("nll", "reference_nll")):
-                if name in alone and not is_rounding(model, row, batch[place][name], alone[name]):
-                    raise ValueError(
-                        f"{model.description} must treat the rows of a batch independently, but scores "
-                        f"in a batch of {len(numbers)} passes differ from those in a pass alone: "
-                        f"{batch[place][name].mean():.6f} and {alone[name].mean():.6f} nats on "
-                        "average. A part of it depends on the other rows, or on their number."
-                    )
-        for model in models:
-            model.rows_tried = max(model.rows_tried, len(numbers))
-
     def _save(self, numbers: Sequence[int], batch: Sequence[Columns]) -> None:
         if self.checkpoint is None:
             return
@@ -639,35 +555,6 @@ class Runner:
                     "load it with `dtype='float32'`."
                 )
             )
-
-
-def is_rounding(model: ScoredModel, row: Row, nlls: np.ndarray, others: np.ndarray) -> bool:
-    """Return whether nlls (R,) of a pass differ by at most a model's rounding in other batches.
-
-    An nll is the logarithm of a sum of exponentials minus a logit, so it rounds as the largest logit
-    does: in float32 by up to 2.6 times eps × the largest logit, in the root of the mean square (measured
-    on a CPU over eight architectures, logits of 3 to 850,000 and batches of 2 to 16 passes of up to 129
-    tokens).  Allowed is 8 times that product; in half precision half of it, which was not measured: there
-    the logits themselves are rounded to eps.  For logits of usual size the tolerance of probes is larger.
-    """
-    tolerance = probe_tolerance(describe_model(model))
-    # 10: experts that are chosen otherwise
-    slack, per_logit = (3, 0.01) if tolerance < ROUGH else (10, 0.4)
-    return agree(nlls, others, slack * tolerance) or agree(
-        nlls, others, per_logit * tolerance * largest_logit(model, row)
-    )
-
-
-@torch.inference_mode()
-def largest_logit(model: ScoredModel, row: Row) -> float:
-    """Return the largest of the absolute values of the finite logits of a pass."""
-    ids, scored, targets = (
-        torch.from_numpy(np.ascontiguousarray(array)).to(model.device)
-        for array in (row.inputs[None], row.scored, row.targets)
-    )
-    blocks = model.logits(Batch(ids, scored, targets), LOGIT_ROWS)
-    finite = (logits.float().nan_to_num(posinf=0.0, neginf=0.0) for logits, _ in blocks)
-    return max(float(logits.abs().max()) for logits in finite)
 
 
 def progress_bar(**settings: object) -> tqdm:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from ..digests import describe_probes
+from ..digests import describe_probe
 from .assets import HERE, SCRIPTS, STYLE, joined
 from .comparison import Pair, comparison_of_all, comparison_view
 from .curves import NAMES, STRIDE, WINDOW, context_curve, setting_curve
@@ -227,7 +227,7 @@ def repeat(result: dict, citation: str, command: str) -> str:
     """Show how to reproduce the number: the command, then citation, signature and probe."""
     typed = f"<p>The command that repeats it:</p><pre>{escape(command)}</pre>" if command else ""
     quoted = citation or (
-        f"{result['signature']}\n{describe_probes(result)}\n"
+        f"{result['signature']}{describe_probe(result)}\n"
         f"Texts read: digest {result['texts_digest']}"
     )
     return (
