@@ -20,7 +20,8 @@ from workloads import make_text, make_tokenizer
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from perplexity_sliding import compute
 
-SHAPES = {  # of Llama's configuration: sizes of Qwen2.5 1.5B, and for a test
+# Sizes of Qwen2.5 1.5B, and of a test.
+SHAPES = {
     "1.5b": {
         "hidden_size": 1536,
         "intermediate_size": 8960,
@@ -38,31 +39,36 @@ SHAPES = {  # of Llama's configuration: sizes of Qwen2.5 1.5B, and for a test
         "vocab_size": 300,
     },
 }
+MATRIX_SIZE, REPETITIONS = 8192, 3
 
 
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--shape", choices=SHAPES, default="1.5b")
-    parser.add_argument("--device", default="cuda")
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--length", type=int, default=1024, help="of a window, in tokens")
     parser.add_argument("--part", type=int, default=1, help="the stride is this part of it")
     parser.add_argument("--windows", type=int, default=128)
     parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--matrix-size", type=int, default=8192)
-    options = parser.parse_args(arguments)
-    device = torch.device(options.device)
-    model = make_llama(options.shape, options.length, device)
-    rate = matrix_rate(device, options.matrix_size, options.repetitions)
-    seconds, result = time_metric(model, options)
-    share = operations(model, result, options.length) / seconds / rate
-    print(f"{options.shape}, L = {options.length}, S = L/{options.part}: {share:.1%} of the rate")
-    if device.type == "cuda":
-        weights = sum(p.numel() * p.element_size() for p in model.parameters())
-        peak = torch.cuda.max_memory_allocated(device) - weights
-        print(f"peak memory above the weights: {peak / 2**20:,.0f} MiB")
+    options = parser.parse_args()
+    device = torch.device("cuda")
+    model = make_llama("1.5b", options.length, device)
+    left, right = (
+        torch.randn(MATRIX_SIZE, MATRIX_SIZE, device=device, dtype=torch.bfloat16) for _ in range(2)
+    )
+    rate = 2 * MATRIX_SIZE**3 / fastest(lambda: torch.mm(left, right), 10 * REPETITIONS)
+    tokenizer, stride = make_tokenizer(model.config.vocab_size), options.length // options.part
+    text = make_text(options.length + (options.windows - 1) * stride, model.config.vocab_size)
+    results = []
+
+    def ours() -> None:
+        settings = {"stride": stride, "batch_size": options.batch_size}
+        results.append(compute([text], model=model, tokenizer=tokenizer, **settings))
+
+    seconds = fastest(ours, REPETITIONS)
+    share = operations(model, results[-1], options.length) / seconds / rate
+    print(f"L = {options.length}, S = L/{options.part}: {share:.1%} of the matrix rate")
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    peak = torch.cuda.max_memory_allocated(device) - weights
+    print(f"peak memory above the weights: {peak / 2**20:,.0f} MiB")
 
 
 def make_llama(shape: str, length: int, device: torch.device) -> transformers.LlamaForCausalLM:
@@ -76,36 +82,16 @@ def make_llama(shape: str, length: int, device: torch.device) -> transformers.Ll
     return model.to(torch.bfloat16).eval()
 
 
-def matrix_rate(device: torch.device, size: int, repetitions: int) -> float:
-    """Operations per second in products of square bfloat16 matrices, the maximum."""
-    left, right = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
-    torch.mm(left, right)  # warm-up
-    best = min(timed(device, lambda: torch.mm(left, right)) for _ in range(10 * repetitions))
-    return 2 * size**3 / best
-
-
-def time_metric(model, options: argparse.Namespace) -> tuple[float, dict]:
-    """The best time of a call, and its result."""
-    tokenizer = make_tokenizer(model.config.vocab_size)
-    stride = options.length // options.part
-    num_tokens = options.length + (options.windows - 1) * stride
-    text = make_text(num_tokens, model.config.vocab_size)
-    results = []
-
-    def ours() -> None:
-        settings = {"stride": stride, "batch_size": options.batch_size}
-        results.append(compute([text], model=model, tokenizer=tokenizer, **settings))
-
-    ours()  # warm-up
-    return min(timed(model.device, ours) for _ in range(options.repetitions)), results[-1]
-
-
-def timed(device: torch.device, run) -> float:
-    began = time.perf_counter()
-    run()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - began
+def fastest(run, repetitions: int) -> float:
+    """Return the seconds of the fastest repetition, after a warm-up."""
+    times = []
+    for _ in range(1 + repetitions):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        run()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - began)
+    return min(times[1:])
 
 
 def operations(model, result: dict, length: int) -> float:
