@@ -42,7 +42,8 @@ Returns:
         perplexity_interval (list of float or None): 95 % confidence interval of `perplexity`; None
             with too little text. perplexity_stderr is its standard error.
         interval_sample (str or None): sampling units of the interval: texts if there are at least
-            ten and none of them dominates, else parts of the longer texts.
+            ten and none of them dominates, or all are too short to be divided; else parts of the
+            longer texts.
         interval_scope (str or None): population of the interval: "over texts" of this kind, else
             "within these texts" or "within this text"; other texts may differ by more.
         bits_per_byte, bits_per_character, word_perplexity (float): measures that do not depend on

@@ -347,6 +347,22 @@ def test_progress_is_evaluates(metric, gpt2, tokenizer, capsys, monkeypatch, sho
     assert ("Scoring" in capsys.readouterr().err) == shown
 
 
+@pytest.mark.parametrize(
+    ("lengths", "sample", "scope"),
+    [
+        ([9] * 4, "4 texts", "over texts"),  # too short to be divided
+        ([100] * 9, "18 parts of 9 texts", "within these texts"),
+        ([100] * 10, "10 texts", "over texts"),
+        ([9] * 3, None, None),
+    ],
+)
+def test_what_an_interval_is_over(metric, gpt2, tokenizer, lengths, sample, scope):
+    """As the README and docs/uncertainty.md have it."""
+    texts = [random_text(length, seed) for seed, length in enumerate(lengths)]
+    result = metric.compute(predictions=texts, model=gpt2, tokenizer=tokenizer, max_length=8)
+    assert (result["interval_sample"], result["interval_scope"]) == (sample, scope)
+
+
 # ---- the rest of evaluate
 
 

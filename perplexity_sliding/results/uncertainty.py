@@ -217,7 +217,8 @@ class Blocks:
     def clusters(self, block_tokens: float) -> Clusters:
         """Choose the clusters.
 
-        The texts, where there are ten or more, none of which is nearly all.  Else texts longer
+        The texts, where there are ten or more, none of which is nearly all, or where all are too
+        short to be cut.  Else texts longer
         than a twentieth of the whole are cut into parts of about that length, but of no less than
         `block_tokens` scored tokens: what these texts differ in from others is then not seen.
         """
