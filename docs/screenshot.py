@@ -46,7 +46,7 @@ VIEWS = {
     "tools": "document.getElementById('tools').open = true",
     "models": "document.getElementById('models').open = true",
     "lab": "document.getElementById('lab').open = true",
-    "duel": "document.getElementById('open-duel').click()",
+    "duel": "localStorage.clear(); document.getElementById('open-duel').click()",
     "gap": "document.querySelector('#duel .main').click()",
     "word": "document.querySelectorAll('#duel .option')[2].click(); document.querySelector('#duel .go').click()",
 }
@@ -134,9 +134,8 @@ def take_all(browser, url: str, folder: Path) -> None:
                 browser.execute_script(act)
                 time.sleep(1.5)
                 wait(browser, FILLED)
-                photograph(browser, whole="#duel" not in act).save(
-                    folder / f"{name}-{theme}-{view}.png"
-                )
+                whole = view not in ("first", "share", "duel", "gap", "word")
+                photograph(browser, whole).save(folder / f"{name}-{theme}-{view}.png")
 
 
 def main() -> None:

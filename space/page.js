@@ -391,7 +391,7 @@ function showLab({ settings, recipe, numbers, notes, signature }) {
   }
   byId("window").max = byId("stride").max = settings.longest;
   byId("stride").disabled = !known.stride;
-  byId("idea").textContent = `${known.tool}. ${known.idea}`;
+  byId("idea").textContent = known.idea;
   byId("recipe").textContent = `${recipe}. ${signature}`;
   byId("numbers").replaceChildren(...numbers.map(([name, value, words]) => {
     const row = make("div");

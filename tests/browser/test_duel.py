@@ -1,0 +1,191 @@
+"""The duel: ten words are guessed against the model, by mouse, finger and keyboard, and by a friend."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from visitor import Keys, Page, patched
+
+from space.page import ROUNDS
+
+PASSAGES = json.loads(ROUNDS.read_text("utf-8"))
+GAPS = 10
+KEPT = "perplexity-sliding-duel"
+
+
+@pytest.fixture
+def opened(browser, url):
+    """Open the page with a fragment behind its address, for somebody whose browser kept some bets or none."""
+
+    def open_page(behind, kept=None):
+        keep = (
+            f"localStorage.setItem('{KEPT}', {json.dumps(kept)})"
+            if kept
+            else "localStorage.clear()"
+        )
+        with patched(browser, keep):
+            return Page(browser, url + behind)
+
+    return open_page
+
+
+def taps_of(number):
+    """Taps on each option, some on two, and some on none."""
+    taps = [0] * 6
+    taps[number % 6] = 3 if number % 7 == 0 else number % 2
+    if number % 5 == 0:
+        taps[(number + 1) % 6] = 1
+    return taps
+
+
+def shares_of(passage, known="whole"):
+    """What player and model gave to the word that came, at each gap (2, 10)."""
+    shares = []
+    for number, gap in enumerate(passage["gaps" if known == "whole" else "more"]):
+        weights = 5.0 ** np.array(taps_of(number)), np.exp(-np.array(gap[known]))
+        shares.append([own[gap["answer"]] / own.sum() for own in weights])
+    return np.array(shares).T
+
+
+def by_keyboard(page, taps):
+    page.keys(*[str(n + 1) for n, count in enumerate(taps) for _ in range(count)], Keys.ENTER)
+
+
+def by_mouse(page, taps):
+    for option, count in zip(page.all(".option"), taps):
+        for _ in range(count):
+            option.click()
+    page.one(".go").click()
+
+
+def by_finger(page, taps):
+    for option, count in zip(page.all(".option"), taps):
+        for _ in range(count):
+            page.touch(option)
+    page.touch(page.one(".go"))
+
+
+def play(page, place_bet, begin=0):
+    """Play to the end."""
+    for number in range(begin, GAPS):
+        page.until(
+            lambda number=number: (
+                page.all(".options") and f"{number + 1} of 10" in page.told(".count")
+            )
+        )
+        place_bet(page, taps_of(number))
+        page.until(lambda: page.all(".bars"))
+        page.keys(Keys.ENTER)  # the button that goes on has the focus
+    page.until(lambda: page.all(".squares"))
+
+
+def check_result(page, number, known="whole"):
+    you, model = shares_of(PASSAGES[number - 1], known)
+    won, lost = int((you > model).sum()), int((you <= model).sum())
+    heading = page.told("#duel h3")
+    assert str(max(won, lost)) in heading or won == lost
+    assert ("You beat" in heading, "machine wins" in heading) == (won > lost, won < lost)
+    squares = page.told(".squares")
+    for shares, name in ((you, "you"), (model, "the machine")):
+        drawn = "".join("🟩" if s >= 0.5 else "🟨" if s >= 0.99 / 6 else "⬛" for s in shares)
+        assert f"{drawn} {name}" in squares
+    told = page.told(".squares ~ p:not(.row)")
+    for shares in (you, model):
+        assert f"{math.exp(-np.log(shares).mean()):.2f}" in told
+    return won
+
+
+def test_to_the_end_by_keyboard_with_a_reload_in_the_middle_and_five_words(opened):
+    page = opened("#duel=2")
+    page.until(lambda: page.all("#duel .main"))
+    passage = PASSAGES[1]
+    assert passage["text"][:60] not in page.told("#duel"), "the text is hidden until it is played"
+    page.keys(Keys.ENTER)
+    for number in range(4):
+        page.until(
+            lambda number=number: (
+                page.all(".options") and f"{number + 1} of 10" in page.told(".count")
+            )
+        )
+        by_keyboard(page, taps_of(number))
+        page.until(lambda: page.all(".bars"))
+        page.keys(Keys.ENTER)
+    page.until(lambda: "5 of 10" in page.told(".count"))
+    shown = page.told(".passage")
+    assert passage["text"].startswith(shown.removesuffix("?").rstrip())
+    page.browser.refresh()
+    page.until(
+        lambda: page.all("#duel") and "5 of 10" in page.told(".count"),
+        "it does not go on after a reload",
+    )
+    assert page.told(".passage") == shown
+    play(page, by_keyboard, begin=4)
+    check_result(page, 2)
+    page.script(
+        "[...document.querySelectorAll('#duel button')].find((one) => one.textContent.startsWith('Ten more')).click()"
+    )
+    page.until(lambda: page.all(".options"))
+    five = page.told(".passage").removeprefix("… ").removesuffix("?").split()
+    assert len(five) == 5 and " ".join(five) in passage["text"]
+    play(page, by_keyboard)
+    check_result(page, 2, "five")
+
+
+def test_bars_show_both_bets_and_the_longer_one_wins(opened):
+    page = opened("#duel=1")
+    page.until(lambda: page.all("#duel .main"))
+    page.keys(Keys.ENTER)
+    page.until(lambda: page.all(".options"))
+    by_mouse(page, taps_of(0))
+    you, model = shares_of(PASSAGES[0])
+    widths = page.script(
+        "return [...document.querySelectorAll('.came .bar i')].map((bar) => parseFloat(bar.style.width))"
+    )
+    assert widths == pytest.approx([100 * you[0], 100 * model[0]], abs=0.1)
+    score = page.told(".score")
+    assert score == f"You {int(you[0] > model[0])} · the machine {int(you[0] <= model[0])}"
+    word = PASSAGES[0]["gaps"][0]["options"][PASSAGES[0]["gaps"][0]["answer"]]
+    assert word in page.told(".verdict") and word in page.told(".came")
+
+
+@pytest.mark.parametrize("place_bet", [by_mouse, by_finger])
+def test_a_second_player_plays_the_same_words(opened, url, place_bet):
+    page = opened("#duel=3&beat=4")
+    page.until(lambda: page.all("#duel .main"))
+    assert "won four of ten" in page.told(".beat")
+    page.script("document.querySelector('#duel .main').click()")
+    play(page, place_bet)
+    won = check_result(page, 3)
+    assert "won four" in page.told(".beat")
+    assert ("you did better" in page.told(".beat")) == (won > 4)
+    page.script(
+        "navigator.clipboard.writeText = (words) => { window.copied = words; return Promise.resolve(); }"
+    )
+    page.until(lambda: page.all("#duel .row .main"))
+    page.script(
+        "[...document.querySelectorAll('#duel button')].find((one) => one.textContent === 'Copy the message').click()"
+    )
+    copied = page.until(lambda: page.script("return window.copied"))
+    assert copied.endswith(f"{url}#duel=3&beat={won}")
+    assert sum(copied.count(square) for square in "🟩🟨⬛") == 2 * GAPS
+
+
+def test_what_is_kept_and_what_a_link_says_may_make_no_sense(opened):
+    page = opened("#duel=99&beat=<b>1", kept='{"1-whole": ["9", 5], "2-whole": 7}')
+    page.until(lambda: page.all("#duel .main"))
+    assert not page.all(".beat")
+    assert page.told("#duel .count") in {passage["title"] for passage in PASSAGES}
+
+
+def test_each_day_has_another_text(opened):
+    titles = set()
+    for day in range(len(PASSAGES)):
+        fake = f"Date.now = () => {day} * 86_400_000"
+        page = None
+        with patched(opened.__closure__[0].cell_contents, fake):
+            page = opened("")
+            page.script("document.getElementById('open-duel').click()")
+            page.until(lambda: page.all("#duel .main"))  # noqa: B023
+            titles.add(page.told("#duel .count"))
+    assert titles == {passage["title"] for passage in PASSAGES}

@@ -1,0 +1,149 @@
+"""What everybody can read and reach: contrast, names, focus, a phone's width, zoom, forced colours."""
+
+import pytest
+from visitor import DESK, PHONE, Keys, Page
+
+# The contrast of WCAG 2: (lighter + 0.05) / (darker + 0.05) of the relative luminances.
+CONTRAST = """
+const parts = (colour) => {
+  const numbers = (colour.match(/[\\d.]+/g) || [0, 0, 0, 0]).map(Number);
+  return colour.startsWith("color(srgb") ? numbers.map((part, n) => n < 3 ? 255 * part : part) : numbers;
+};
+const linear = (c) => (c /= 255) <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
+const light = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
+const ground = (element) => {
+  for (; element; element = element.parentElement) {
+    const colour = parts(getComputedStyle(element).backgroundColor);
+    if (colour.length === 3 || colour[3] === 1) return colour;
+  }
+  return [255, 255, 255];
+};
+const says = (e) => [...e.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+return [...document.querySelectorAll("body *:not(script, style, textarea)")]
+  .filter((e) => e.checkVisibility({visibilityProperty: true}) && says(e) && !e.closest("svg")).map((element) => {
+  const pair = [light(parts(getComputedStyle(element).color)), light(ground(element))];
+  return [element.textContent.slice(0, 30), (Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05)];
+});
+"""
+# Controls that a finger of 44 pixels does not hit, but for words and handles in a text.
+SMALL = """
+const small = [];
+for (const control of document.querySelectorAll("button, a[href], input, select, summary, [role=slider]")) {
+  if (!control.checkVisibility({visibilityProperty: true}) || control.matches(".ps-mark, #teaser a, .handle")) continue;
+  const { width, height } = (control.closest(".ps-choice label") ?? control).getBoundingClientRect();
+  if (Math.min(width, height) < 43.5) small.push(`${control.tagName} ${control.id || control.textContent.trim()} ${width}x${height}`);
+}
+return small;
+"""
+OPEN_ALL = "for (const one of document.querySelectorAll('#questions > details')) one.open = true"
+FILLED = (
+    "return ['memory', 'tools', 'models'].every((id) => document.querySelector(`#${id} .ps-view`))"
+)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_everything_can_be_read(browser, url, theme):
+    page = Page(browser, f"{url}?__theme={theme}")
+    assert page.script("return document.body.classList.contains('dark')") == (theme == "dark")
+    page.script(OPEN_ALL)
+    page.until(lambda: page.script(FILLED) and not page.all(".view .old"))
+    pairs = page.script(CONTRAST)
+    assert len(pairs) > 60
+    assert not [(text, round(ratio, 2)) for text, ratio in pairs if ratio < 4.5]
+
+
+def test_the_page_follows_the_systems_theme(browser, url):
+    page = Page(browser, url, prefers_color_scheme="dark")
+    assert page.script("return document.body.classList.contains('dark')")
+
+
+def test_colours_that_say_something_outlive_those_of_a_system(browser, url):
+    page = Page(browser, url, forced_colors="active")
+    colour = "return getComputedStyle(document.querySelector(arguments[0])).backgroundColor"
+    ground = page.script("return getComputedStyle(document.body).backgroundColor")
+    assert page.script(colour, "#mirror .b4") not in (ground, "rgba(0, 0, 0, 0)")
+
+
+def test_every_control_has_a_name_and_shows_its_focus(page):
+    page.script(OPEN_ALL)
+    page.until(lambda: page.script(FILLED))
+    for control in page.all(
+        "textarea, input, select, button, summary, [role=slider], [role=listbox]"
+    ):
+        if control.is_displayed():
+            assert control.accessible_name.strip(), control.get_attribute("outerHTML")[:200]
+    page.script("document.activeElement.blur(); scrollTo(0, 0)")
+    stops = []
+    for _ in range(6):
+        page.keys(Keys.TAB)
+        stops.append(
+            page.script("return document.activeElement.id || document.activeElement.className")
+        )
+        outline = "const { outlineStyle, outlineWidth } = getComputedStyle(document.activeElement); return [outlineStyle, outlineWidth]"
+        assert page.script(outline) == ["solid", "3px"], stops
+    assert stops == ["sample", "text", "twice", "open-duel", "open-share", stops[-1]]
+    assert stops[-1].startswith("word")
+
+
+def test_a_finger_hits_every_control_and_nothing_scrolls_sideways(phone):
+    def check(part):
+        assert not phone.script(SMALL), part
+        assert phone.script("return document.documentElement.scrollWidth") <= PHONE["width"], part
+
+    check("first")
+    phone.script(OPEN_ALL)
+    phone.until(lambda: phone.script(FILLED))
+    check("questions")
+    phone.script("document.getElementById('open-share').click()")
+    phone.until(lambda: phone.all("#share img"))
+    check("share")
+    phone.keys(Keys.ESCAPE)
+    phone.script("localStorage.clear(); document.getElementById('open-duel').click()")
+    phone.until(lambda: phone.all("#duel .main"))
+    phone.keys(Keys.ENTER)
+    phone.until(lambda: phone.all(".option"))
+    check("duel")
+
+
+def test_a_phone_shows_words_number_and_buttons_and_types_at_once(phone):
+    for shown in ("#text", "#twice", "#open-duel", "#number", "#verdict"):
+        top, bottom = phone.script(
+            "const r = arguments[0].getBoundingClientRect(); return [r.top, r.bottom]",
+            phone.one(shown),
+        )
+        assert top >= 0 and bottom <= PHONE["height"], shown
+    phone.touch(phone.one("#text"))
+    phone.keys("Typed on a telephone.")
+    assert phone.text == "Typed on a telephone."
+    phone.scored()
+    # Above a keyboard that takes half of the screen, what one types is in sight.
+    phone.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", PHONE | {"height": 420})
+    bottom = phone.script(
+        "return document.querySelector('#mirror [data-n]').getBoundingClientRect().bottom"
+    )
+    assert 0 < bottom < 420
+
+
+def test_four_times_as_large_everything_is_there(browser, url):
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {**DESK, "width": 320, "height": 256}
+    )
+    try:
+        page = Page(browser, url)
+        page.script(OPEN_ALL)
+        page.until(lambda: page.script(FILLED))
+        assert page.script("return document.documentElement.scrollWidth") <= 320
+        page.click("#twice")
+        page.until(lambda: page.told("#twice") == "Let it forget")
+    finally:
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", DESK)
+
+
+def test_on_paper_there_is_the_text_and_its_number(page):
+    page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    try:
+        assert page.one("#mirror").is_displayed() and page.one("#number").is_displayed()
+        for part in ("#text", "#twice", "#questions"):
+            assert not page.one(part).is_displayed()
+    finally:
+        page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})

@@ -1,0 +1,171 @@
+"""What context is: a text is said twice, the window is shortened, and its handles are moved."""
+
+import re
+
+import numpy as np
+import pytest
+from visitor import BOX, ActionChains, Keys, Page
+
+WORDS = "My grandmother sends me letters from her garden."
+STORY = "It was late, and the lamp had gone out again. Nobody went to light it. "
+
+
+def by_mouse(page):
+    page.click("#twice")
+
+
+def by_finger(page):
+    page.touch(page.one("#twice"))
+
+
+def by_keyboard(page):
+    page.script("arguments[0].focus()", page.one("#twice"))
+    page.keys(Keys.ENTER)
+
+
+def bits_by_half(metric, bundled, text, **settings):
+    """Mean bits of the tokens of the first time and of the second, by the metric."""
+    result = metric.compute(
+        predictions=[text], model_id=bundled, return_token_scores=True, **settings
+    )
+    [scores] = result["token_scores"]
+    ends = np.array([end for _, end in scores["offsets"]])
+    bits = np.array(scores["nll"]) / np.log(2)
+    first = ends <= (len(text) - 1) // 2 + 1
+    return bits[first].mean(), bits[~first].mean(), int(first.sum())
+
+
+def told_bits(page):
+    return [
+        float(value)
+        for value in re.findall(r"(\d+\.\d) bits|second time (\d+\.\d)", page.told("#says"))
+        for value in value
+        if value
+    ]
+
+
+@pytest.mark.parametrize("press", [by_mouse, by_finger, by_keyboard])
+def test_said_twice_forgotten_and_remembered(browser, url, press, metric, bundled, longest):
+    """By mouse, by touch and by keyboard: the bits that are told are the metric's."""
+    page = Page(browser, url)
+    page.scored(WORDS)
+    press(page)
+    page.until(lambda: page.told("#twice") == "Let it forget")
+    both = f"{WORDS} {WORDS}"
+    assert page.text == both
+    first, second, count = bits_by_half(metric, bundled, both)
+    assert told_bits(page) == pytest.approx([first, second], abs=0.051)
+    remembers = second < 0.5 * first
+    assert ("that is context" in page.told("#says")) == remembers
+    press(page)
+    page.until(lambda: page.told("#twice") == "Let it remember")
+    stride = max(1, count // 8)
+    _, forgotten, _ = bits_by_half(metric, bundled, both, max_length=count, stride=stride)
+    assert f"Now it sees {count} tokens" in page.told("#says")
+    assert told_bits(page) == pytest.approx([forgotten], abs=0.051)
+    assert ("It has forgotten" in page.told("#says")) == (forgotten > 1.5 * second)
+    assert page.all("#mirror .unseen"), "the first time is outside the window"
+    press(page)
+    page.until(lambda: page.told("#twice") == "Let it forget")
+    page.script("document.getElementById('lab').open = true")
+    assert f"window {longest} " in page.told("#recipe")
+    page.fill("Other words.")
+    assert page.told("#twice") == "Say it twice"
+
+
+def test_of_a_long_text_as_much_is_said_twice_as_a_window_holds(page, longest):
+    page.scored(STORY * 12)
+    page.click("#twice")
+    page.until(lambda: page.told("#twice") == "Let it forget")
+    once = page.text[: (len(page.text) - 1) // 2]
+    assert page.text == f"{once} {once}" and (STORY * 12).startswith(once)
+    assert once.endswith(".") and len(page.all("#mirror [data-n]")) <= longest
+
+
+def test_the_window_is_drawn_on_the_text_and_played(page):
+    page.scored(STORY * 12)
+    page.click("#play")
+    page.until(lambda: "Window 2 of" in page.told("#says"))
+    page.click("#play")
+    data = page.script(
+        "return ['seen', 'guessed', 'unseen'].map((name) =>"
+        "[...document.querySelectorAll('#mirror [data-n].' + name)].map((span) => Number(span.dataset.n)))"
+    )
+    seen, guessed, unseen = data
+    assert seen and guessed and unseen and seen[-1] < guessed[0]
+    assert len(seen) + len(guessed) + len(unseen) == len(page.all("#mirror [data-n]"))
+    for name, pieces in (("seen", seen), ("guessed", guessed)):
+        parts = [page.script(BOX, part) for part in page.all(f".band .{name}")]
+        ends = [page.script(BOX, page.one(f"#mirror [data-n='{pieces[n]}']")) for n in (0, -1)]
+        assert parts[0][0] == pytest.approx(ends[0][0], abs=2) and parts[0][1] <= ends[0][1]
+        assert parts[-1][2] == pytest.approx(ends[1][2], abs=2) and parts[-1][3] >= ends[1][3]
+
+
+def test_handles_are_moved_by_keys_and_by_mouse(page, longest):
+    page.scored(STORY * 12)
+    page.click("#play")
+    page.click("#play")
+    page.script("arguments[0].focus()", page.one(".handle.stride"))
+    page.keys(Keys.PAGE_DOWN)
+    page.until(lambda: f"stride {longest // 2 - 8} " in page.told("#recipe"))
+    handle = page.one(".handle.window")
+    ActionChains(page.browser).click_and_hold(handle).move_by_offset(-200, -2).release().perform()
+    page.until(lambda: f"window {longest} " not in page.told("#recipe"), "the mouse moved nothing")
+    page.scored()
+    value = int(page.one(".handle.window").get_attribute("aria-valuenow"))
+    assert 2 <= value < longest and f"window {value} " in page.told("#recipe")
+    # Where it was let go: no jump to another place when the answer comes.
+    last = page.script("return [...document.querySelectorAll('#mirror .guessed')].at(-1)")
+    edge = page.script(BOX, page.one(".handle.window"))
+    assert (edge[0] + edge[2]) / 2 == pytest.approx(page.script(BOX, last)[2], abs=14)
+
+
+def test_a_dot_of_a_handle_covers_no_letter(page):
+    page.scored(STORY * 12)
+    page.click("#play")
+    page.click("#play")
+    for name, edge in (("window", "top"), ("stride", "bottom")):
+        line = page.script(BOX, page.one(f".handle.{name}"))
+        dot = page.script(
+            "const { top, bottom } = getComputedStyle(arguments[0], '::after'); return [top, bottom]",
+            page.one(f".handle.{name}"),
+        )
+        height = line[3] - line[1]
+        assert float(dot[0 if edge == "top" else 1].removesuffix("px")) == pytest.approx(
+            height, abs=1
+        )
+
+
+@pytest.mark.parametrize(
+    "name, said",
+    [
+        ("memory", "With a memory of"),
+        ("tools", "Same model, same text"),
+        ("models", "demo_model-4bit"),
+    ],
+)
+def test_a_question_shows_at_once_what_is_known_and_then_its_answer(page, name, said):
+    page.scored(STORY * 6)
+    number = page.told("#perplexity")
+    page.click(f"#{name} > summary")
+    assert number in page.told(f"#{name} .view")
+    page.until(lambda: said in page.told(f"#{name} .view"))
+
+
+def test_a_tool_is_scored_from_its_row_and_a_number_read_marks_rows(page):
+    page.scored(STORY * 20)
+    page.click("#teaser a")
+    page.until(lambda: page.all(".ps-groups"))
+    row = ".ps-tool[data-protocol='llama.cpp']"
+    expected = page.script(
+        "return document.querySelector(arguments[0]).closest('details').querySelector('summary b').textContent",
+        row,
+    )
+    page.script(
+        "const field = document.querySelector('.ps-read input'); field.value = arguments[0];"
+        "field.dispatchEvent(new Event('input', {bubbles: true}))",
+        expected,
+    )
+    assert "llama.cpp" in page.told(".ps-reading") and page.all(".ps-fits " + row)
+    page.script("document.querySelector(arguments[0] + ' button').click()", row)
+    page.until(lambda: "protocol llama.cpp " in page.told("#recipe") and page.scored() == expected)
