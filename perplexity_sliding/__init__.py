@@ -27,7 +27,7 @@ _LAZY = {
     "PerplexitySliding": ".metric",
     "find": ".finding.find",
     "show": ".views.show",
-    "to_frame": ".cli.frames",
+    "to_frame": ".cli.rows",
 }
 
 

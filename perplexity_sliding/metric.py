@@ -50,6 +50,7 @@ Returns:
             the tokenizer. Bytes and characters are those of the scored tokens if the tokenizer
             returns offsets; otherwise unscored tokens count as average ones. Words are counted as
             the protocol's tool does; word_perplexity is None without words.
+        bits_per_byte_interval (list of float or None): 95 % confidence interval of `bits_per_byte`.
         signature_short, signature (str): identify the measurement. Quote the short one with the
             number.
         perplexities, mean_perplexity: perplexity of each text and their mean, as in the stock metric.

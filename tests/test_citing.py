@@ -28,8 +28,8 @@ def other(tmp_path_factory) -> str:
 @pytest.mark.parametrize(
     "argv, said",
     [
-        ([], "in 2 texts (scored separately), measured"),
-        (["--separator=\\n"], "in one text (joined by newlines), measured"),
+        ([], "in 2 texts (scored separately), "),
+        (["--separator=\\n"], "in one text (joined by newlines), "),
         (["--separator=; "], "(joined by '; ')"),
         (["--protocol=transformers-docs"], "(joined by blank lines)"),
         (["--protocol=run-clm"], "(with their token ids joined)"),
@@ -48,7 +48,7 @@ def test_standard_input_is_named(call, monkeypatch, files):
     """The sentence said "in -"."""
     stream = io.TextIOWrapper(io.BufferedReader(io.BytesIO(b"w7 w8 w9")))
     monkeypatch.setattr("sys.stdin", stream)
-    assert " tokens in standard input, measured" in call(*files, "--cite").out
+    assert " tokens in standard input, " in call(*files, "--cite").out
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_the_place_of_a_model(name, location):
     """A server and a GGUF file had an address on the Hub."""
     Path("model.gguf").touch()
     result = {"signature": "model:name|revision:r|tokenizer:t"}
-    assert citing.model(result, name) == f"{location}, revision r"
+    assert citing.place_of(result, name) == f"{location}, revision r"
 
 
 def test_contexts_and_what_stands_between_are_named(call):
@@ -163,9 +163,7 @@ def test_settings_whose_names_contain_key_are_published():
     assert without_secrets(given | {"access_key_id": "secret", "apiKeyValue": "secret"}) == given
 
 
-@pytest.mark.parametrize(
-    "given", ['{"token": "hf_secret"', '{"token": "hf_secret", "token": 1}', '["key:secret"]']
-)
+@pytest.mark.parametrize("given", ['{"token": "hf_secret"', '["key:secret"]'])
 def test_json_with_a_secret_is_not_shown(call, given):
     outcome = call("a.txt", f"--model-kwargs={given}")
     assert outcome.code == 2

@@ -398,7 +398,7 @@ ALWAYS = {
     "protocol", "max_length", "stride", "add_start_token", "model_name", "perplexities",
     "mean_perplexity", "num_texts", "perplexity", "perplexity_stderr", "perplexity_interval",
     "interval_sample", "interval_scope", "scored_share", "total_nll",
-    "num_tokens", "num_windows", "num_forward_tokens", "num_tokens_per_text", "bits_per_byte",
+    "num_tokens", "num_windows", "num_forward_tokens", "num_tokens_per_text", "bits_per_byte", "bits_per_byte_interval",
     "bits_per_character", "word_perplexity", "texts_digest", "signature",
     "signature_short",
 }  # fmt: skip

@@ -229,15 +229,17 @@ def test_standard_input_and_shards_are_reported(call, monkeypatch):
     assert [pieces["text"] for pieces in read("in.html").data("data-pieces")] == TEXTS[:1]
     rows = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS * 6)
     Path("t.jsonl").write_text(rows, "utf-8")
-    assert call("t.jsonl", "--shard-characters=1000", "--html=r.html").code == 0
+    monkeypatch.setattr(measuring, "SHARD_CHARACTERS", 100_000)
+    assert call("t.jsonl", "--html=r.html").code == 0
     assert [pieces["text"] for pieces in read().data("data-pieces")] == TEXTS * 6
 
 
 def test_a_report_of_much_text_shows_its_beginning_and_asks_for_no_more(call, monkeypatch):
     rows = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS * 20)
     Path("t.jsonl").write_text(rows, "utf-8")
-    whole = call("t.jsonl", "--shard-characters=1000", "--json").json["corpus"]
+    whole = call("t.jsonl", "--json").json["corpus"]
     most, asked = len(TEXTS[0]) + 20, []
+    monkeypatch.setattr(measuring, "SHARD_CHARACTERS", 60_000)  # of which few with alternatives
     monkeypatch.setattr(measuring, "SHOWN", most)
     loaded = measuring.load_metric
 
@@ -251,7 +253,7 @@ def test_a_report_of_much_text_shows_its_beginning_and_asks_for_no_more(call, mo
         return types.SimpleNamespace(**{**vars(metric), "compute": compute})
 
     monkeypatch.setattr("perplexity_sliding.cli.main.load_metric", watched)
-    outcome = call("t.jsonl", "--shard-characters=1000", "--json", "--html=r.html")
+    outcome = call("t.jsonl", "--json", "--html=r.html")
     assert outcome.json["corpus"]["total_nll"] == pytest.approx(whole["total_nll"], rel=1e-6)
     first, second = (pieces["text"] for pieces in read().data("data-pieces"))
     assert first == TEXTS[0] and TEXTS[1].startswith(second) and 10 < len(second) <= 20
@@ -326,12 +328,12 @@ def test_a_report_that_cannot_be_written_costs_no_numbers(call, monkeypatch):
         (["--html=nowhere/r.html"], "--html must be in an existing folder"),
         (["--html=a.txt"], "--html must be a file that ends in .html, got 'a.txt'"),
         (["page.html", "--html=page.html"], "--html must not be one of the texts"),
-        (["--show", "--output=r.txt"], "--show and --output cannot be combined"),
-        (["--show", "--format=csv"], "--show and --format cannot be combined"),
-        (["--show", "--json"], "--show and --format cannot be combined"),
-        (["--show", "--stride=8,4"], "--show and several protocols, windows or strides"),
-        (["--show", f"--reference={DEMO}"], "--show and --reference cannot be combined"),
-        (["--html=r.html", f"--model={DEMO}"], "several models and --show or --html"),
+        (["--show", "--output=r.txt"], "--show and several protocols"),
+        (["--show", "--format=csv"], "--show and several protocols"),
+        (["--show", "--json"], "--show and several protocols"),
+        (["--show", "--stride=8,4"], "--show and several protocols"),
+        (["--show", f"--reference={DEMO}"], "--show and several protocols"),
+        (["--html=r.html", f"--model={DEMO}"], "--show or --html and several models"),
         (
             ["--html=r.html", "--part=1/2", "--output=p.json"],
             "--part cannot be combined with --html",
@@ -516,8 +518,9 @@ def test_tables_hold_the_numbers_of_the_result(results):
     assert to_frame(results).equals(tokens)
     assert list(words["word"]) == ["She", "closed", "the", "door.", "He", "ran."]
     assert list(words["text"]) == [0, 0, 0, 0, 1, 1]
-    expected = [bits for scores in results["word_scores"] for bits in scores["surprisal"]]
-    assert list(words["surprisal_nats"]) == pytest.approx(expected)
+    nats = [value for scores in results["word_scores"] for value in scores["surprisal"]]
+    expected = [value / math.log(2) for value in nats]
+    assert list(words["surprisal_bits"]) == pytest.approx(expected)
     assert (
         one["perplexity"].item() == results["perplexity"]
         and one["stride"].item() == results["stride"] == 64

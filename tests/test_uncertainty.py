@@ -7,6 +7,7 @@ standard deviation of 0.7 %; 93 % to 97 % are three of these.
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -540,3 +541,39 @@ def test_an_overflowing_perplexity(nlls):
     result = summarize([text(of_text) for of_text in nlls])
     assert result["perplexity"] == math.inf
     assert not any(math.isnan(number) for value in result.values() for number in numbers(value))
+
+
+def test_bits_per_byte_have_the_interval_of_a_mean_over_texts_of_equal_size():
+    """Student's interval of the texts' nlls, however many tokens each has."""
+    rng = np.random.default_rng(5)
+    counts = rng.integers(8, 30, 12)
+    texts = [text(rng.exponential(2.0, count)) for count in counts]
+    texts = [
+        replace(
+            of,
+            num_tokens=count,
+            num_bytes=120,
+            token_bytes=np.full(count, 120 / count),
+            scored_bytes=None,
+        )
+        for of, count in zip(texts, counts)
+    ]
+    result = summarize(texts)
+    totals = np.array([sum(map(np.sum, of.window_nlls)) for of in texts])
+    margin = 2.2010 * totals.std(ddof=1) / math.sqrt(12)  # t with 11 degrees of freedom
+    expected = np.array([totals.mean() - margin, totals.mean() + margin]) / 120 / math.log(2)
+    assert result["bits_per_byte"] == pytest.approx(expected.mean())
+    assert result["bits_per_byte_interval"] == pytest.approx(expected, rel=1e-4)
+    own = np.log(result["perplexity_interval"]) * counts.sum() / 1440 / math.log(2)
+    assert result["bits_per_byte_interval"] != pytest.approx(own, rel=0.05)
+
+
+def test_within_a_text_bits_have_the_interval_of_its_parts():
+    """Of one byte a token it is that of the mean nll; of an unknown number there is none."""
+    nlls = np.random.default_rng(6).exponential(2.0, 2000)
+    whole = text(nlls, num_tokens=2000, num_bytes=2000)
+    result = summarize([replace(whole, token_bytes=np.ones(2000))], block_tokens=10)
+    expected = np.log(result["perplexity_interval"]) / math.log(2)
+    assert result["bits_per_byte_interval"] == pytest.approx(expected)
+    unknown = replace(whole, token_bytes=np.full(2000, np.nan))
+    assert summarize([unknown], block_tokens=10)["bits_per_byte_interval"] is None

@@ -7,7 +7,7 @@ and plots display the results.  All numbers are computed by `compute` of the pac
 import os
 import traceback
 
-from .streams import fill_gaps, settle, to_stderr
+from .messages import fill_gaps, settle, to_stderr
 
 
 def start() -> int:

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ..argument_table import is_address
-from .messages import named
+from .messages import list_some
 from .options import by_numbers
 
 # The file that marks a folder as a model.
@@ -34,6 +34,11 @@ def check_model(name: str, option: str = "--model", subfolders: Sequence[str] = 
     if is_address(name):
         return  # checked when it is opened
     path = Path(name).expanduser()
+    if option == "--model" and "," in name and not path.exists():
+        each = " ".join(f"{option} {part.strip()}" for part in name.split(","))
+        raise ValueError(
+            f"{option} {name} is not the name of a model. Pass each model by its own option: {each}."
+        )
     if path.suffix.lower() == ".gguf":
         _check_gguf(f"{option} {name}", path)
     elif path.is_file():
@@ -79,7 +84,7 @@ def _check_folder(what: str, folder: Path, subfolders: Sequence[str]) -> None:
         return
     inside = sorted((str(file.parent) for file in folder.rglob(CONFIG)), key=by_numbers)
     advice = (
-        f"one of {named(inside)}"
+        f"one of {list_some(inside)}"
         if inside
         else "a folder written by save_pretrained or `hf download`"
     )

@@ -7,10 +7,9 @@ import json
 import sys
 
 from ..layouts import LAYOUTS, arrange
-from .messages import say
+from .messages import say, to_stdout
 from .options import parse_arguments
 from .reading import open_texts
-from .streams import to_stdout
 
 
 def main(argv: list[str]) -> int:

@@ -1,18 +1,20 @@
-"""Messages on stderr, in the terms of the command line."""
+"""Output to stdout and stderr that tolerates closed pipes; messages in the terms of the command line."""
 
+import os
 import re
 import sys
 import traceback
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+from typing import TextIO
 
+from ..argument_table import ARGUMENTS, Flag
 from ..errors import wording_of
-from .options import METRIC_ARGUMENTS, OF_REFERENCE, with_hyphens
-from .streams import to_stderr
 
 # Controls that move the cursor, change colours or reverse the direction of writing: all but tabs and
 # newlines, and the marks of bidirectional text.
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-
 # Arguments of the metric with other names on the command line.
 OTHER_NAMES = {
     "predictions": "the input",
@@ -22,12 +24,74 @@ OTHER_NAMES = {
     "contexts": "--context-column",
     "num_alternatives": "--num-alternatives",
     "words": "--words",
+    "reference['model_id']": "--reference",
+    "reference['dtype']": "--reference-dtype",
+    "reference['model_kwargs']": "--reference-model-kwargs",
+    "reference['tokenizer']": "--tokenizer",
 }
-# Keys of the metric's dictionaries that are separate options.
-OTHER_NAMES |= {
-    f"reference[{key!r}]": f"--{with_hyphens(name)}" for name, key in OF_REFERENCE.items()
-}
-OTHER_NAMES |= {"key_tokens['evaluator']": "--evaluator", "reference['tokenizer']": "--tokenizer"}
+
+
+# --- streams --------------------------------------------------------------------------------------
+
+
+def fill_gaps() -> None:
+    """Open the null device for each of the three streams that is closed.
+
+    Otherwise the first opened files would get their numbers, and libraries would print into them.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+
+
+def to_stdout(pieces: Iterable[str]) -> None:
+    """Print to standard output; ignore a closed pipe.
+
+    Raises:
+        OSError: writing to a file fails.
+    """
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.writelines(pieces)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        let_go(sys.stdout)
+    except OSError as error:
+        let_go(sys.stdout)
+        raise OSError(error.errno, error.strerror, "standard output") from error
+
+
+def to_stderr(text: str) -> None:
+    """Print to stderr, unless it is closed."""
+    if sys.stderr is None:
+        return
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except (OSError, ValueError):  # ValueError: closed meanwhile
+        let_go(sys.stderr)
+
+
+def settle() -> None:
+    """Flush the output of libraries, so that a closed pipe does not change the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError):
+            let_go(stream)
+
+
+def let_go(stream: TextIO) -> None:
+    """Redirect a stream, including buffered output, to the null device."""
+    with suppress(OSError, ValueError):  # replacements in tests have no file descriptor
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
+
+
+# --- messages -------------------------------------------------------------------------------------
 
 
 def program_name() -> str:
@@ -53,11 +117,6 @@ def show_traceback(error: BaseException) -> None:
     to_stderr(harmless("".join(traceback.format_exception(error))))
 
 
-def harmless(text: str) -> str:
-    """Escape control characters that a terminal would execute."""
-    return CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
-
-
 def show_warning(message, *_) -> None:
     """Show a warning; replaces `warnings.showwarning`."""
     say(f"warning: {in_options(message)}")
@@ -81,21 +140,26 @@ def in_options(error: object, **others: object) -> str:
 
 def as_option(argument: str, value: str | None) -> str | None:
     """Return the option of an argument, with its value in the command line's syntax."""
+    known = ARGUMENTS.get(argument)
     name = OTHER_NAMES.get(argument)
-    if name is None and argument in METRIC_ARGUMENTS:
-        name = f"--{with_hyphens(argument)}"
-    is_flag = METRIC_ARGUMENTS.get(argument, {}).get("action") == "store_true"
-    if name is None or value in (None, "True") or is_flag:
+    if name is None and known is not None and known.option is not None:
+        name = f"--{argument.replace('_', '-')}"
+    if name is None or value in (None, "True") or isinstance(known and known.kind, Flag):
         return name
     bare = value.strip("'")
     return f"{name} {bare.lower() if bare.strip() else value}"
+
+
+def harmless(text: str) -> str:
+    """Escape control characters that a terminal would execute."""
+    return CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def named(names: list[str]) -> str:
+def list_some(names: list[str]) -> str:
     """List three names and count the others."""
     more = len(names) - 3
     return ", ".join(names[:3]) + (f" and {more} more" if more > 0 else "")

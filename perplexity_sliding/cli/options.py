@@ -2,7 +2,7 @@
 
 To add an option, add a row to one of the tables below.  Rows of MEASURE, MODEL, RUN and TOKENS that
 are named like an argument of the metric are passed to `metric.compute`.  New keys of its result
-appear in JSON and in tidy rows (rows.py) automatically; add their printed table in tables.py.
+appear in JSON and in tidy rows (rows.py) automatically; add their printed column in comparing.py.
 This module must not import slow modules, so that mistakes are reported at once.
 """
 
@@ -19,8 +19,7 @@ from ..about import VERSION
 from ..argument_table import ARGUMENTS
 from ..protocols import PROTOCOLS
 from . import values, verifying
-from .helping import HelpAction
-from .streams import to_stdout
+from .messages import to_stdout
 
 PACKAGE = Path(__file__).parent.parent.resolve()
 # In a clone, the bundled model is next to the package.
@@ -65,25 +64,6 @@ def of_metric(*names: str) -> dict[str, dict]:
     return found
 
 
-MEASURE = of_metric(
-    *("protocol", "max_length", "stride", "add_start_token", "separator", "boundary"),
-    *("context_separator", "word_counts", "context_lengths", "positions", "carry", "key_tokens"),
-)
-MODEL = {
-    **of_metric("model_id", "device"),
-    "evaluator": option("model that finds --key-tokens; default: --model", metavar="NAME"),
-    **of_metric("dtype", "tokenizer", "model_kwargs", "tokenizer_kwargs"),
-}
-MODEL["model_id"]["action"] = "append"
-REFERENCE = {
-    **of_metric("reference", "margin"),
-    "reference_dtype": option("default: --dtype", metavar="NAME"),
-    "reference_model_kwargs": option(
-        "for the reference's from_pretrained", type=values.json_object, metavar="JSON"
-    ),
-}
-
-
 def was_started_by_torchrun() -> bool:
     """Return whether torchrun started this process directly.
 
@@ -104,7 +84,20 @@ def was_started_by_torchrun() -> bool:
     return True
 
 
-RUN = of_metric("batch_size", "logits_memory", "checkpoint", "distributed")
+MEASURE = of_metric(
+    *("protocol", "max_length", "stride", "add_start_token", "separator", "boundary"),
+    *("context_separator", "context_lengths", "carry"),
+)
+MODEL = of_metric(*("model_id", "device", "dtype", "tokenizer", "model_kwargs", "tokenizer_kwargs"))
+MODEL["model_id"]["action"] = "append"
+REFERENCE = {
+    **of_metric("reference", "margin"),
+    "reference_dtype": option("default: --dtype", metavar="NAME"),
+    "reference_model_kwargs": option(
+        "for the reference's from_pretrained", type=values.json_object, metavar="JSON"
+    ),
+}
+RUN = of_metric("batch_size", "checkpoint", "distributed")
 RUN["distributed"]["default"] = was_started_by_torchrun()
 TOKENS = of_metric("num_alternatives")
 # Options of a reference, with their keys in the metric's `reference` dictionary.
@@ -118,8 +111,9 @@ WITHOUT_ADAPTER = "without adapter"
 # Settings in which measurements can differ, and the numbers that a table can show.
 AXES = ("model", "text", "protocol", "window", "stride")
 NUMBERS = (
-    "perplexity", "interval", "change", "pvalue", "bits_per_byte", "word_perplexity", "tokens",
+    "perplexity", "bits_per_byte", "interval", "change", "pvalue", "word_perplexity", "tokens",
 )  # fmt: skip
+HAVE_INTERVALS = ("perplexity", "bits_per_byte")
 # The value for Python's None, if it differs from an omitted option.
 NONE = "none"
 # Separators may be empty.
@@ -133,51 +127,25 @@ METRIC_ARGUMENTS = {
     for name, settings in (MEASURE | MODEL | REFERENCE | RUN | TOKENS | WORDS).items()
     if name != "tokenizer"  # a live object to the metric
 }
-
 PARTS = {
     "part": option(
         "score every N-th text; write totals to -o FILE", type=values.part, metavar="K/N"
     ),
     "merge": option("show the result of a run from the files of all parts", action="store_true"),
-}  # fmt: skip
-# Options whose output is not a sum over texts, so that a part cannot store it.
-NOT_IN_PARTS = (
-    "tokens", "words", "show", "html", "plot", "cite", "verify", "fail_above", "format", "json",
-    "verbose", "word_counts", "columns", "label", "separator", "reference", "context_lengths",
-    "positions", "key_tokens",
-)  # fmt: skip
-# Options of --merge, which only change the output.
-IN_MERGING = (
-    *("files", "merge", "format", "json", "output", "fail_above", "verbose", "quiet"),
-    *("debug", "distributed"),
-)
-# Options of --find; it tries all other settings itself.
-IN_FINDING = (
-    *("files", "find", "max_tokens", "model_id", "dtype", "device", "batch_size", "logits_memory"),
-    *("model_kwargs", "format", "json", "quiet", "debug", "distributed"),
-    *("dataset", "text_column", "encoding"),
-)
+}
 INPUT = {
     "dataset": option(
         "read a dataset of the Hub, a folder or a file", metavar="NAME:CONFIG:SPLIT:COLUMN"
     ),
     "text_column": option("column of the texts; default: text", metavar="NAME"),
     "context_column": option("column of contexts, read before the texts", metavar="NAME"),
-    "words_column": option(
-        "words, or [first, end] pairs; implies --words", metavar="NAME"
-    ),
+    "words_column": option("words, regions between |, or [first, end] pairs", metavar="NAME"),
     "id_column": option("column that names the texts in the output", metavar="NAME"),
-    "encoding": option("of text files and CSV; default: UTF-8", type=values.encoding,
-                       metavar="NAME"),
-    "detokenize": option(
-        "convert texts in WikiText's form to prose", choices=["wikitext"]
+    "encoding": option(
+        "of text files and CSV; default: UTF-8", type=values.encoding, metavar="NAME"
     ),
-    "shard_characters": option(
-        "characters to read at a time; default: 10M, less with --tokens",
-        type=values.size(1000),
-        metavar="SIZE",
-    ),
-}  # fmt: skip
+    "detokenize": option("convert texts in WikiText's form to prose", choices=["wikitext"]),
+}
 OUTPUT = {
     "format": option(", ".join(FORMATS), choices=FORMATS, metavar="NAME"),
     "json": option("same as --format json", action="store_true"),
@@ -188,10 +156,6 @@ OUTPUT = {
     "words": option("write a row for every word, with its surprisal", action="store_true"),
     **WORDS,
     **TOKENS,
-    "lags": option(
-        "surprisals of N previous words in each row of --words; default: 1",
-        type=values.whole_number(1), metavar="N",
-    ),
     "keep_text": option("add the text and its context to every row", action="store_true"),
     "columns": option(
         f"columns of a table: one of {', '.join(AXES)}; and {', '.join(NUMBERS)}",
@@ -221,23 +185,6 @@ OUTPUT = {
     "quiet": option("hide progress", action="store_true"),
     "debug": option("show the traceback of an error", action="store_true"),
 }  # fmt: skip
-# Options that affect the numbers, stored with them for --verify.
-STORED = tuple(
-    name
-    for name in (
-        *INPUT,
-        *MEASURE,
-        *MODEL,
-        *REFERENCE,
-        *TOKENS,
-        *WORDS,
-        "tokens",
-        "words",
-        "columns",
-        "label",
-    )
-    if name not in ("device", "shard_characters", "id_column")
-)
 GROUPS = {
     "texts": INPUT,
     "measure": MEASURE,
@@ -246,6 +193,7 @@ GROUPS = {
     "run": RUN | PARTS,
     "output": OUTPUT,
 }
+ALL = {name: settings for options in GROUPS.values() for name, settings in options.items()}
 SHORT = {
     "model_id": ["--model"],
     "reference": ["--reference"],
@@ -253,6 +201,50 @@ SHORT = {
     "verbose": ["-v"],
     "quiet": ["-q"],
 }
+# Options that affect the numbers, stored with them for --verify.
+STORED = (
+    *(name for name in INPUT | MEASURE | MODEL | REFERENCE | TOKENS | WORDS
+      if name not in ("device", "id_column")),
+    *("tokens", "words", "columns", "label"),
+)  # fmt: skip
+# Options whose output is not a sum over texts, so that a part cannot store it.
+NOT_IN_PARTS = (
+    "tokens", "words", "show", "html", "plot", "cite", "verify", "fail_above",
+    "verbose", "columns", "label", "separator", "reference", "context_lengths",
+)  # fmt: skip
+# Options of --merge, which only change the output.
+IN_MERGING = (
+    *("files", "merge", "format", "json", "output", "fail_above", "verbose", "quiet"),
+    *("debug", "distributed"),
+)
+# Options of --find; it tries all other settings itself.
+IN_FINDING = (
+    *("files", "find", "max_tokens", "model_id", "dtype", "device", "batch_size"),
+    *("model_kwargs", "format", "json", "quiet", "debug", "distributed"),
+    *("dataset", "text_column", "encoding"),
+)
+
+
+INTRODUCTION = """\
+Compute the perplexity of texts of any length under a language model. The model
+reads at most one window of tokens at a time; the window slides by a stride, and
+each token is scored once. Lower is better.
+
+  {program} samples/story.txt                 a text, a table, a folder, or -
+  {program} samples --model openai-community/gpt2 --stride 256
+  {program} story.txt --protocol all          compare all protocols
+  {program} story.txt --stride 64,32,16       compare strides
+  {program} story.txt --model me/4bit --reference me/full --margin 0.01
+  {program} reviews.csv --id-column id --output scores.csv
+  {program} items.csv --words --context-column context -o words.csv
+"""
+EXIT_CODES = """\
+exit codes: 0 success; 1 above --fail-above, or not within --margin; 2 bad input
+(see stderr); 3 crash; 130, 143 interrupted. Details: docs/command-line.md
+"""
+
+
+# --- parsing --------------------------------------------------------------------------------------
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -273,6 +265,16 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         return f"{', '.join([*short, long])} {value}".rstrip()
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser that raises its errors, so that all errors look alike."""
+
+    def error(self, message: str):
+        raise ValueError(f"{message.removeprefix('argument ')}. See {self.prog} --help.")
+
+    def _print_message(self, message: str, file=None):
+        to_stdout([message])  # of --version
+
+
 class Store(argparse._StoreAction):
     """Store a value, and refuse a repeated list; argparse would drop the first one."""
 
@@ -284,29 +286,16 @@ class Store(argparse._StoreAction):
         super().__call__(parser, namespace, values, option_string)
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser that raises its errors, so that all errors look alike."""
-
-    def __init__(self, **settings):
-        super().__init__(**settings)
-        self.register("action", None, Store)
-
-    def error(self, message: str):
-        raise ValueError(f"{message.removeprefix('argument ')}. See {self.prog} --help.")
-
-    def _print_message(self, message: str, file=None):
-        to_stdout([message])  # of --version
-
-
 def make_parser(program: str = "score.py") -> Parser:
     parser = Parser(
         prog=program,
         usage="%(prog)s [FILE ...] [options]",
-        description="Perplexity of texts of any length, with a sliding window.",
+        description=INTRODUCTION.format(program=program),
+        epilog=EXIT_CODES,
         allow_abbrev=False,
         formatter_class=HelpFormatter,
-        add_help=False,
     )
+    parser.register("action", None, Store)
     parser.add_argument(
         "files",
         nargs="*",
@@ -314,29 +303,15 @@ def make_parser(program: str = "score.py") -> Parser:
         help="text, CSV, TSV, JSON lines or Parquet, optionally gzipped; "
         "a folder or glob of these; standard input if - or omitted",
     )
+    version = f"perplexity-sliding {VERSION}"
     parser.add_argument(
-        "-h", "--help", action=HelpAction, groups=named_groups(), help="show the options and exit"
-    )
-    parser.add_argument(
-        "--version",
-        action="version",
-        version=f"perplexity-sliding {VERSION}",
-        help="show the version and exit",
+        "--version", action="version", version=version, help="show the version and exit"
     )
     for title, options in GROUPS.items():
         group = parser.add_argument_group(title)
         for name, settings in options.items():
-            spelled = [*SHORT.get(name, ()), f"--{with_hyphens(name)}"]
-            group.add_argument(*spelled, dest=name, **settings)
+            group.add_argument(*SHORT.get(name, ()), spelled(name), dest=name, **settings)
     return parser
-
-
-def named_groups() -> dict[str, list[str]]:
-    """Return the options of each group, by its name in --help."""
-    groups = {title: list(options) for title, options in GROUPS.items()}
-    groups["texts"] = ["files", *groups["texts"]]
-    groups["output"] += ["help", "version"]
-    return groups
 
 
 def parse_arguments(argv: list[str], program: str = "score.py") -> argparse.Namespace:
@@ -351,11 +326,15 @@ def parse_arguments(argv: list[str], program: str = "score.py") -> argparse.Name
         ValueError: a bad command line.
     """
     parser = make_parser(program)
-    words = [normalised(word) for word in before_dashes(argv)]
+    own = argv[: argv.index("--")] if "--" in argv else argv  # after it, there are only files
+    words = [re.sub("^--[^=]+", lambda name: with_hyphens(name[0]), word) for word in own]
     args, unknown = parser.parse_known_intermixed_args(words)  # files between options
-    args.files += argv[len(before_dashes(argv)) + 1 :]
+    args.files += argv[len(own) + 1 :]
     if unknown:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}{suggestion(unknown[0])}")
+        known = ["--help", "--version", "--model", *map(spelled, ALL)]
+        close = difflib.get_close_matches(unknown[0].partition("=")[0], known, n=1)
+        hint = f" (did you mean {close[0]}?)" if close and unknown[0].startswith("-") else ""
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     check_not_empty(args)
     args.argv, args.detokenizer = argv, None
     args.stored = verifying.read_result(args.verify) if args.verify else None
@@ -369,7 +348,6 @@ def parse_arguments(argv: list[str], program: str = "score.py") -> argparse.Name
     args.words = args.words or bool(args.words_column) or args.word_correction is not None
     args.unit = "token" if args.tokens else "word" if args.words else None
     check_protocols(args.protocol or [])
-    check_strides(args.stride or [], args.max_length or [])
     args.compares = args.protocol == ["all"]
     for name in COMPARED:
         given = getattr(args, name)
@@ -378,119 +356,38 @@ def parse_arguments(argv: list[str], program: str = "score.py") -> argparse.Name
             setattr(args, name, given[0])
     args.takes_each_file = "text" in (args.columns or ())
     args.is_grid = args.takes_each_file or (args.compares and len(args.models) > 1)
-    args.axes = list_axes(args)
-    check_together(args)
+    varies = {
+        "model": len(args.models) > 1,
+        "text": args.takes_each_file,
+        "protocol": isinstance(args.protocol, list) or args.protocol == "all",
+        "window": isinstance(args.max_length, list),
+        "stride": isinstance(args.stride, list),
+    }
+    args.axes = [axis for axis in AXES if varies[axis]]
     args.format = resolve_format(args)
-    if args.cite and args.format != "text":
-        raise ValueError(f"--cite requires --format text, got {args.format}: it is a sentence.")
-    check_columns(args)
     args.carries_columns = args.format in TIDY
-    if args.keep_text and not args.carries_columns:
-        raise ValueError(
-            f"--keep-text requires --format {', '.join(TIDY)}, got {args.format}, which has no "
-            "column for it."
-        )
-    if args.lags is not None and not (args.carries_columns and args.unit == "word"):
-        raise ValueError(
-            f"--lags requires --words and --format {', '.join(TIDY)}, got {args.format} of "
-            f"{args.unit or 'text'}s: others have no rows of words."
-        )
+    if args.find or args.max_tokens is not None:
+        check_finding(args)
+    if args.merge or args.part:
+        check_parts(args)
+    check_together(args)
+    check_columns(args)
+    check_files(args)
     args.hides_progress = args.quiet or sys.stderr is None or os.environ.get("RANK", "0") != "0"
     return args
-
-
-def check_not_empty(args: argparse.Namespace) -> None:
-    """Refuse "", the value of a shell variable that is not set."""
-    for name, value in vars(args).items():
-        if "" in as_list(value) and name not in MAY_BE_EMPTY:
-            option = {"files": "FILE", "model_id": "--model"}.get(name, f"--{with_hyphens(name)}")
-            raise ValueError(
-                f"{option} must not be empty, got ''. Leave it out, or set its shell variable."
-            )
 
 
 def as_list(value: object) -> list:
     return value if isinstance(value, list) else [value]
 
 
-def check_protocols(given: list[str]) -> None:
-    """Refuse unknown names before slow imports, and suggest the closest one."""
-    known = list(PROTOCOLS)
-    for name in given:
-        if name != "all" and name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"Did you mean {close[0]}?" if close else f"Use {', '.join(known)}, or all."
-            raise ValueError(f"--protocol={name} is not known. {hint}")
-    if "all" in given and len(given) > 1:
-        raise ValueError("--protocol=all cannot be combined with other protocols.")
+def with_hyphens(name: str) -> str:
+    return name.replace("_", "-")
 
 
-def check_strides(strides: list[int], max_lengths: list[int]) -> None:
-    """Refuse a stride that is larger than every window."""
-    if strides and max_lengths and max(strides) > max(max_lengths):
-        raise ValueError(
-            f"--stride must be between 1 and --max-length={max(max_lengths)}, got {max(strides)}. A "
-            "larger one would skip tokens."
-        )
-
-
-def check_together(args: argparse.Namespace) -> None:
-    """Refuse options that exclude each other or require another."""
-    comparison = "several protocols, windows or strides"
-    conflicts = {
-        "FILE and --dataset": args.files and args.dataset,
-        "--word-counts and --detokenize": args.word_counts and args.detokenize,
-        f"--tokens and {comparison}": args.tokens and args.compares,
-        f"--words and {comparison}": args.words and args.compares,
-        "--columns and --tokens or --words": args.columns and args.unit,
-        "--columns and --reference": args.columns and args.reference,
-        "--columns text and --dataset": args.takes_each_file and args.dataset,
-        "--columns text and --word-counts": args.takes_each_file and args.word_counts,
-        "--columns text and --show or --html": args.takes_each_file and (args.show or args.html),
-        "--columns text and --context-lengths or --positions": args.takes_each_file
-        and (args.context_lengths or args.positions),
-        "--words and --num-alternatives": args.words and args.num_alternatives,
-        "--words and --tokens": args.words and args.tokens,
-        "--words-column and --detokenize": args.words_column and args.detokenize,
-        "--reference and --words": args.reference and args.words,
-        f"--context-lengths and {comparison}": args.context_lengths and args.compares,
-        f"--positions and {comparison}": args.positions and args.compares,
-        "--json and --format": args.json and args.format not in (None, "json"),
-        "--cite and --tokens or --words": args.cite and args.unit,
-        f"--show and {comparison}": args.show and args.compares,
-        "--show and --reference": args.show and args.reference,
-        "--show and --output": args.show and args.output,
-        "--show and --format": args.show and (args.json or args.format not in (None, "text")),
-        "--verify and --show or --html": args.verify and (args.show or args.html),
-        "--verify and --output, --plot or --format": args.verify
-        and (args.output or args.plot or args.format or args.json),
-        "--verify and --fail-above": args.verify and args.fail_above is not None,
-        "--verify and --find or --merge": args.verify and (args.find or args.merge),
-        "--dataset and --text-column": args.dataset and args.text_column,
-        f"--reference and {comparison}": args.reference and args.compares,
-        "several models and --tokens": args.models[1:] and args.tokens,
-        "several models and --words": args.models[1:] and args.words,
-        "several models and --show or --html": args.models[1:] and (args.show or args.html),
-        "several models and --context-lengths or --positions": args.models[1:]
-        and (args.context_lengths or args.positions),
-    }
-    for what, given in conflicts.items():
-        if given:
-            raise ValueError(f"{what} cannot be combined.")
-    draws = args.compares or args.is_grid or args.reference
-    draws = draws or args.context_lengths or args.positions
-    if args.plot and not (draws or args.models[1:]):
-        raise ValueError(
-            f"--plot requires {comparison}, several models, --context-lengths, --positions or "
-            "--reference."
-        )
-    if args.html and Path(args.html).suffix.lower() not in (".html", ".htm"):
-        raise ValueError(f"--html must be a file that ends in .html, got {args.html!r}.")
-    check_companions(args)
-    check_finding(args)
-    check_parts(args)
-    check_shared_files(args)
-    check_own_files(args)
+def spelled(name: str) -> str:
+    """Return the option of an attribute."""
+    return f"--{with_hyphens(name)}"
 
 
 def matching_models(name: str) -> list[str]:
@@ -501,10 +398,9 @@ def matching_models(name: str) -> list[str]:
     """
     if "://" in name or not glob.has_magic(name) or os.path.exists(name):
         return [name]
-    found = glob.glob(os.path.expanduser(name), recursive=True)
     models = [  # a broken link is an error later, not left out
         path
-        for path in found
+        for path in glob.glob(os.path.expanduser(name), recursive=True)
         if os.path.isdir(path) or path.lower().endswith(".gguf") or not os.path.exists(path)
     ]
     if not models:
@@ -518,167 +414,17 @@ def by_numbers(path: str) -> list[tuple[int, int | str]]:
     return [(0, int(part)) if part.isdecimal() else (1, part) for part in parts]
 
 
-def list_axes(args: argparse.Namespace) -> list[str]:
-    """List the settings in which the measurements differ, in the order of `AXES`."""
-    varies = {
-        "model": len(args.models) > 1,
-        "text": args.takes_each_file,
-        "protocol": isinstance(args.protocol, list) or args.protocol == "all",
-        "window": isinstance(args.max_length, list),
-        "stride": isinstance(args.stride, list),
-    }
-    return [axis for axis in AXES if varies[axis]]
-
-
-def check_columns(args: argparse.Namespace) -> None:
-    """Refuse columns that the measurements do not have, and labels that do not match the models."""
-    if args.label is not None and len(args.label) != len(args.models):
-        raise ValueError(
-            f"--label must have one name per model, got {len(args.label)} for {len(args.models)}."
-        )
-    if twice := next((name for name in args.label or () if args.label.count(name) > 1), None):
-        raise ValueError(f"--label must have a different name for each model, got {twice!r} twice.")
-    given = args.columns or []
-    for name in given:
-        if name not in (*AXES, *NUMBERS):
-            known = ", ".join((*AXES, *NUMBERS))
-            raise ValueError(f"--columns must be among {known}, got {name!r}.")
-        if name in AXES and name not in args.axes:
-            raise ValueError(f"--columns {name} requires several {name}s.")
-    if sum(name in AXES for name in given) > 1:
-        raise ValueError(
-            f"--columns must have at most one of {', '.join(AXES)}, got {', '.join(given)}: the "
-            "others are rows."
-        )
-    if args.takes_each_file and not args.files:
-        raise ValueError("--columns text requires FILEs, one per column.")
-    if args.format in DATA_FORMATS and given not in ([], ["text"]):
-        raise ValueError(
-            f"--columns requires --format text, markdown or latex, got {args.format}, which has "
-            "all columns."
-        )
-
-
-def check_shared_files(args: argparse.Namespace) -> None:
-    """Refuse inputs that only one process can read, as all processes of torchrun read the texts."""
-    if not args.distributed or args.dataset or args.merge:
-        return
-    for name in args.files or ["-"]:
-        if name == "-" or Path(name).is_fifo():
-            shown = "standard input" if name == "-" else f"the pipe {name}"
-            raise ValueError(
-                f"FILE must be a file that every process of torchrun can read, got {shown}. Write "
-                "the text to a file first."
-            )
-
-
-def check_own_files(args: argparse.Namespace) -> None:
-    """Refuse two outputs with the same file."""
-    seen: dict[str, str] = {}
-    for option, path in written_files(args).items():
-        first = seen.setdefault(os.path.realpath(path), option)
-        if first is not option:
-            raise ValueError(
-                f"{first} and {option} must be different files, got {path!r} for both."
-            )
-
-
-def written_files(args: argparse.Namespace) -> dict[str, str]:
-    """Return the paths of output files, by option."""
-    names = ("output", "html", "plot", "checkpoint")
-    files = {f"--{with_hyphens(name)}": getattr(args, name) for name in names}
-    return {option: path for option, path in files.items() if path is not None}
-
-
-def check_finding(args: argparse.Namespace) -> None:
-    """Refuse options that --find tries itself or has no output for."""
-    if args.find is None:
-        if args.max_tokens is not None:
-            raise ValueError("--max-tokens requires --find.")
-        return
-    names = [name for options in GROUPS.values() for name in options if name not in IN_FINDING]
-    given = [name for name in names if getattr(args, name) != default_of(name)]
-    if given:
-        raise ValueError(f"--find cannot be combined with --{with_hyphens(given[0])}.")
-    if args.format not in (None, "text", "json"):
-        raise ValueError(f"--find requires --format text or json, got {args.format}.")
-    several, num = ("--model", len(args.models)) if args.models[1:] else ("FILE", len(args.files))
-    if len(args.find) != num and (len(args.find) > 1 or args.models[1:]):
-        raise ValueError(
-            f"--find must have one figure per {several}, got {', '.join(args.find)} for {num}. A comma "
-            "separates figures: write 1,234.5 as 1234.5."
-        )
-
-
-def check_parts(args: argparse.Namespace) -> None:
-    """Refuse options that --part cannot store or --merge cannot change."""
-    if args.merge:
-        names = {name for options in GROUPS.values() for name in options} - {*IN_MERGING}
-        names -= {"model_id"} if args.takes_bundled_model else set()
-        given = sorted(name for name in names if getattr(args, name) != default_of(name))
-        if args.cite:
-            raise ValueError(
-                "--merge cannot be combined with --cite: it names the checksum of every file and the "
-                "model's location, which parts do not store. Cite the signature instead."
-            )
-        if given:
-            raise ValueError(
-                f"--merge cannot be combined with --{with_hyphens(given[0])}: the parts are scored "
-                "already."
-            )
-        if not args.files:
-            raise ValueError("--merge requires the files of all parts.")
-    if args.part is None:
-        return
-    given = [name for name in NOT_IN_PARTS if getattr(args, name) not in (None, False)]
-    if given or args.compares or args.models[1:]:
-        what = f"--{with_hyphens(given[0])}" if given else "several measurements"
-        raise ValueError(f"--part cannot be combined with {what}: a part stores only totals.")
-    if args.output is None:
-        raise ValueError("--part requires --output FILE, which stores the totals.")
-    if ENDINGS.get(Path(args.output).suffix.lower(), "json") != "json":
-        raise ValueError(f"--part stores totals as JSON, got --output {args.output!r}. Use .json.")
-
-
-def default_of(name: str) -> object:
-    """Return the default of an option."""
-    return make_parser().get_default(name)
-
-
-def check_companions(args: argparse.Namespace) -> None:
-    """Refuse an option that has no effect without another one."""
-    settings = [
-        name for name in REFERENCE if name != "reference" and getattr(args, name) is not None
-    ]
-    if settings and not args.reference:
-        raise ValueError(
-            f"--{with_hyphens(settings[0])} requires a model to compare with: pass --reference NAME."
-        )
-    of_model = [name for name in settings if name != "margin"]
-    if of_model and args.reference == WITHOUT_ADAPTER:
-        raise ValueError(
-            f"--{with_hyphens(of_model[0])} cannot be combined with --reference {WITHOUT_ADAPTER!r}, "
-            "which is the model itself."
-        )
-    may_have_chats = args.text_column or args.dataset
-    if args.boundary is not None and not args.context_column and not may_have_chats:
-        raise ValueError(
-            "--boundary must be left out without --context-column, or the --text-column of chats."
-        )
-    if args.context_separator is not None and not args.context_column:
-        raise ValueError("--context-separator must be left out without --context-column.")
-    if args.evaluator and not args.key_tokens:
-        raise ValueError("--evaluator requires --key-tokens.")
-
-
 def resolve_format(args: argparse.Namespace) -> str:
     """Return the output format: --format if given, else that of the ending of --output."""
+    if args.json and args.format not in (None, "json"):
+        raise ValueError("--json and --format cannot be combined.")
     if args.part or args.verify:
+        if args.format or args.json:
+            option = "--part" if args.part else "--verify"
+            raise ValueError(f"{option} cannot be combined with --format.")
         return "json"
-    if args.output is None:
+    if args.output is None or args.format or args.json:
         return args.format or ("json" if args.json else "text")
-    if args.format or args.json:
-        return args.format or "json"
     ending = Path(args.output).suffix.lower()
     if ending not in ENDINGS:
         raise ValueError(
@@ -704,24 +450,203 @@ def stored_options(args: argparse.Namespace) -> dict:
     }
 
 
-def before_dashes(argv: list[str]) -> list[str]:
-    """Return the arguments before `--`; after it, there are only files."""
-    return argv[: argv.index("--")] if "--" in argv else argv
+def written_files(args: argparse.Namespace) -> dict[str, str]:
+    """Return the paths of output files, by option."""
+    names = ("output", "html", "plot", "checkpoint")
+    files = {spelled(name): getattr(args, name) for name in names}
+    return {option: path for option, path in files.items() if path is not None}
 
 
-def normalised(word: str) -> str:
-    """Replace underscores in the name of an option: --max_length becomes --max-length."""
-    return re.sub("^--[^=]+", lambda name: with_hyphens(name[0]), word)
+# --- combinations ---------------------------------------------------------------------------------
 
 
-def with_hyphens(name: str) -> str:
-    return name.replace("_", "-")
+def check_not_empty(args: argparse.Namespace) -> None:
+    """Refuse "", the value of a shell variable that is not set."""
+    for name, value in vars(args).items():
+        if "" in as_list(value) and name not in MAY_BE_EMPTY:
+            option = {"files": "FILE", "model_id": "--model"}.get(name, spelled(name))
+            raise ValueError(
+                f"{option} must not be empty, got ''. Leave it out, or set its shell variable."
+            )
 
 
-def suggestion(word: str) -> str:
-    """Return a hint with the closest option; empty if none is close."""
-    name = word.partition("=")[0]
-    known = ["--help", "--version", "--model"]
-    known += [f"--{with_hyphens(name)}" for options in GROUPS.values() for name in options]
-    close = difflib.get_close_matches(name, known, n=1) if name.startswith("-") else []
-    return f" (did you mean {close[0]}?)" if close else ""
+def check_protocols(given: list[str]) -> None:
+    """Refuse unknown names before slow imports, and suggest the closest one."""
+    known = list(PROTOCOLS)
+    for name in given:
+        if name != "all" and name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"Did you mean {close[0]}?" if close else f"Use {', '.join(known)}, or all."
+            raise ValueError(f"--protocol={name} is not known. {hint}")
+    if "all" in given and len(given) > 1:
+        raise ValueError("--protocol=all cannot be combined with other protocols.")
+
+
+def check_together(args: argparse.Namespace) -> None:
+    """Refuse options that exclude each other or require another, as far as the metric does not."""
+    comparison = "several protocols, windows or strides"
+    shows = args.show or args.html
+    of_models = args.models[1:]
+    conflicts = {
+        "FILE and --dataset": args.files and args.dataset,
+        "--dataset and --text-column": args.dataset and args.text_column,
+        "--words and --tokens": args.words and args.tokens,
+        f"--tokens or --words and {comparison}": args.unit and args.compares,
+        "--tokens or --words and several models": args.unit and of_models,
+        "--words and --reference": args.words and args.reference,
+        "--words-column and --detokenize": args.words_column and args.detokenize,
+        f"--reference and {comparison}": args.reference and args.compares,
+        "--columns and --tokens or --words": args.columns and args.unit,
+        "--columns and --reference": args.columns and args.reference,
+        "--columns text and --dataset": args.takes_each_file and args.dataset,
+        "--columns text and --show, --html or --context-lengths": args.takes_each_file
+        and (shows or args.context_lengths),
+        "--context-lengths and several models": args.context_lengths and of_models,
+        f"--context-lengths and {comparison}": args.context_lengths and args.compares,
+        "--show or --html and several models": shows and of_models,
+        f"--show and {comparison}, --reference, --output or --format": args.show
+        and (args.compares or args.reference or args.output or args.format != "text"),
+        "--cite and --tokens or --words": args.cite and args.unit,
+        "--cite and --format": args.cite and args.format != "text",
+        "--verify and other output": args.verify
+        and (shows or args.output or args.plot or args.json or args.fail_above is not None),
+        "--verify and --find or --merge": args.verify and (args.find or args.merge),
+    }
+    for what, given in conflicts.items():
+        if given:
+            raise ValueError(f"{what} cannot be combined.")
+    draws = args.axes or args.reference or args.context_lengths
+    if args.plot and not draws:
+        raise ValueError(
+            f"--plot requires {comparison}, several models, --context-lengths or --reference."
+        )
+    if args.html and Path(args.html).suffix.lower() not in (".html", ".htm"):
+        raise ValueError(f"--html must be a file that ends in .html, got {args.html!r}.")
+    if args.keep_text and not args.carries_columns:
+        raise ValueError(
+            f"--keep-text requires --format {', '.join(TIDY)}, got {args.format}, which has no "
+            "column for it."
+        )
+    settings = [name for name in REFERENCE if getattr(args, name) is not None]
+    if settings and not args.reference:
+        raise ValueError(
+            f"{spelled(settings[0])} requires a model to compare with: pass --reference NAME."
+        )
+    of_model = [name for name in settings if name not in ("reference", "margin")]
+    if of_model and args.reference == WITHOUT_ADAPTER:
+        raise ValueError(
+            f"{spelled(of_model[0])} cannot be combined with --reference {WITHOUT_ADAPTER!r}, which is "
+            "the model itself."
+        )
+    if args.boundary and not (args.context_column or args.text_column or args.dataset):
+        raise ValueError(
+            "--boundary must be left out without --context-column, or the --text-column of chats."
+        )
+    if args.context_separator is not None and not args.context_column:
+        raise ValueError("--context-separator must be left out without --context-column.")
+
+
+def check_columns(args: argparse.Namespace) -> None:
+    """Refuse columns that the measurements do not have, and labels that do not match the models."""
+    labels = args.label or []
+    if labels and len(labels) != len(args.models):
+        raise ValueError(
+            f"--label must have one name per model, got {len(labels)} for {len(args.models)}."
+        )
+    if twice := next((name for name in labels if labels.count(name) > 1), None):
+        raise ValueError(f"--label must have a different name for each model, got {twice!r} twice.")
+    given = args.columns or []
+    for number, name in enumerate(given):
+        if name not in (*AXES, *NUMBERS):
+            known = ", ".join((*AXES, *NUMBERS))
+            raise ValueError(f"--columns must be among {known}, got {name!r}.")
+        if name in AXES and name not in args.axes:
+            raise ValueError(f"--columns {name} requires several {name}s.")
+        if name == "interval" and (not number or given[number - 1] not in HAVE_INTERVALS):
+            raise ValueError(
+                f"--columns interval must follow {' or '.join(HAVE_INTERVALS)}, whose interval it is, "
+                f"got {','.join(given)}."
+            )
+    if sum(name in AXES for name in given) > 1:
+        raise ValueError(
+            f"--columns must have at most one of {', '.join(AXES)}, got {', '.join(given)}: the "
+            "others are rows."
+        )
+    if args.takes_each_file and not args.files:
+        raise ValueError("--columns text requires FILEs, one per column.")
+    if args.format in DATA_FORMATS and given not in ([], ["text"]):
+        raise ValueError(
+            f"--columns requires --format text, markdown or latex, got {args.format}, which has "
+            "all columns."
+        )
+
+
+def check_files(args: argparse.Namespace) -> None:
+    """Refuse two outputs with the same file, and inputs that only one process of torchrun can read."""
+    seen: dict[str, str] = {}
+    for option, path in written_files(args).items():
+        first = seen.setdefault(os.path.realpath(path), option)
+        if first is not option:
+            raise ValueError(
+                f"{first} and {option} must be different files, got {path!r} for both."
+            )
+    if not args.distributed or args.dataset or args.merge:
+        return
+    for name in args.files or ["-"]:
+        if name == "-" or Path(name).is_fifo():
+            shown = "standard input" if name == "-" else f"the pipe {name}"
+            raise ValueError(
+                f"FILE must be a file that every process of torchrun can read, got {shown}. Write "
+                "the text to a file first."
+            )
+
+
+def given_beside(args: argparse.Namespace, names: tuple[str, ...]) -> list[str]:
+    """List the options on the command line that are not among some."""
+    parser = make_parser()
+    # what parsing has derived from other options
+    resolved = {"model_id": None if args.takes_bundled_model else args.models}
+    resolved["format"] = None if args.format == "text" else args.format
+    found = {name: resolved.get(name, getattr(args, name)) for name in ALL if name not in names}
+    return [name for name, value in found.items() if value != parser.get_default(name)]
+
+
+def check_finding(args: argparse.Namespace) -> None:
+    """Refuse options that --find tries itself or has no output for."""
+    if not args.find:
+        raise ValueError("--max-tokens requires --find.")
+    if given := given_beside(args, IN_FINDING):
+        raise ValueError(f"--find cannot be combined with {spelled(given[0])}.")
+    if args.format not in ("text", "json"):
+        raise ValueError(f"--find requires --format text or json, got {args.format}.")
+    several, num = ("--model", len(args.models)) if args.models[1:] else ("FILE", len(args.files))
+    if len(args.find) != num and (len(args.find) > 1 or args.models[1:]):
+        raise ValueError(
+            f"--find must have one figure per {several}, got {', '.join(args.find)} for {num}. A comma "
+            "separates figures: write 1,234.5 as 1234.5."
+        )
+
+
+def check_parts(args: argparse.Namespace) -> None:
+    """Refuse options that --part cannot store or --merge cannot change."""
+    if args.merge:
+        if args.cite:
+            raise ValueError(
+                "--merge cannot be combined with --cite: it names the checksum of every file and the "
+                "model's location, which parts do not store. Cite the signature instead."
+            )
+        if given := given_beside(args, IN_MERGING):
+            raise ValueError(
+                f"--merge cannot be combined with {spelled(given[0])}: the parts are scored already."
+            )
+        if not args.files:
+            raise ValueError("--merge requires the files of all parts.")
+        return
+    given = [name for name in NOT_IN_PARTS if getattr(args, name) not in (None, False)]
+    if given or args.compares or args.models[1:]:
+        what = spelled(given[0]) if given else "several measurements"
+        raise ValueError(f"--part cannot be combined with {what}: a part stores only totals.")
+    if args.output is None:
+        raise ValueError("--part requires --output FILE, which stores the totals.")
+    if ENDINGS.get(Path(args.output).suffix.lower(), "json") != "json":
+        raise ValueError(f"--part stores totals as JSON, got --output {args.output!r}. Use .json.")

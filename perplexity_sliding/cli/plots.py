@@ -1,132 +1,130 @@
-"""The plots of the command line: perplexity by protocol; paired changes by stride, window and context.
+"""The plots of the command line: perplexity by protocol, paired changes, models and their reference.
 
 Intervals of two settings overlap even where the change is certain, so it is the change that is drawn.
+What does not apply, such as a change between models that read other tokens, is not drawn.
 """
 
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, NullLocator
 
 from ..views.replacing import replaced
-from .axes import DOTS, GREY, INK, new_axes, reach, tidied
-from .comparison_plots import draw_models, paired_changes
-from .grids import paired_with
-from .tables import AXES, label
+from .comparing import AXES, SETTINGS, bits_per_byte, have_other_tokenizers, label, paired_with
 
-TITLES = {"stride": "stride", "max_length": "window"}
+INK, GREY, GRID = "#1f4e79", "#9db4c8", "#e6e6e6"
+DOTS = {"fmt": "o", "color": INK, "ecolor": GREY, "elinewidth": 1.5, "capsize": 3, "markersize": 5}
 # Positions of a point's label.
 ABOVE = {"xytext": (0, 6), "textcoords": "offset points", "ha": "center", "fontsize": 8}
+BESIDE = {"xytext": (8, 4), "textcoords": "offset points", "fontsize": 8}
+SMALLEST_KL = 1e-9  # start of the axis of divergences
+MARKED_PERCENTILES = ("50", "95", "99", "100")
+
+# A value and its interval.
+Estimate = tuple[float, Sequence[float] | None]
+
+
+class Measured(NamedTuple):
+    """A number of several models.
+
+    Attributes:
+        values: that of each model, NaN where it does not apply.
+        same: the value of an unchanged model; None if there is none.
+    """
+
+    label: str
+    values: list[Estimate]
+    same: float | None = None
 
 
 def check_path(path: str) -> None:
-    """Refuse a file that could not be written.
-
-    Raises:
-        ValueError: a suffix that matplotlib doesn't know.
-    """
+    """Refuse a file whose ending matplotlib does not know."""
     known = Figure().canvas.get_supported_filetypes()
     if Path(path).suffix[1:].lower() not in known:
         raise ValueError(f"--plot must end in one of .{', .'.join(sorted(known))}, got {path!r}.")
 
 
-def draw(compared: str, rows: list[dict], path: str, axes: Sequence[str] = ()) -> None:
-    """Draw "settings", "models" or a "grid", leaving out the rows without a finite perplexity.
-
-    Args:
-        axes: settings in which the rows of a grid differ.
-
-    Raises:
-        ValueError: none has one.
-    """
-    if compared == "grid":
-        against, _ = paired_with(rows, axes)
-        keys = [AXES[axis] for axis in axes]
-        save(draw_models([row | {"name": label(row, keys)} for row in rows], against), path)
-        return
-    if compared == "models":
-        save(draw_models(rows), path)
-        return
-    rows = [row for row in rows if math.isfinite(row.get("perplexity", math.inf))]
-    if not rows:
-        raise ValueError("--plot has nothing to draw: no perplexity is finite.")
-    of_tools = len({row["protocol"] for row in rows}) > 1
-    save(draw_protocols(rows) if of_tools else draw_costs(rows), path)
-
-
-def save(figure: Figure, path: str) -> None:
-    with replaced(path) as place:
-        figure.savefig(place, dpi=160)
-
-
-def draw_curves(result: dict, path: str) -> None:
-    """Draw perplexity by length of context, or the loss by place in the text, or both.
+def draw(report, path: str) -> None:
+    """Draw a `measuring.Report`, leaving out what has no finite perplexity.
 
     Raises:
         ValueError: there is nothing finite to draw.
     """
-    kinds = {"by_context_length": draw_contexts, "by_position": draw_positions}
-    drawn = [kind for kind in kinds if kind in result]
-    figure = Figure(figsize=(7.5, 4.2 * len(drawn)), layout="constrained")
-    for number, kind in enumerate(drawn, 1):
-        rows = [row for row in result[kind] if math.isfinite(row["nll"])]
-        if not rows:
-            raise ValueError("--plot has nothing to draw: no perplexity is finite.")
-        axes = figure.add_subplot(len(drawn), 1, number)
-        kinds[kind](tidied(axes, grid="y"), rows)
-    save(figure, path)
-
-
-def draw_contexts(axes: Axes, rows: list[dict]) -> None:
-    """Draw how the perplexity of the same tokens changes with the length of context, with its band."""
-    lengths = [row["context_length"] for row in rows]
-    changes = paired_changes(rows[::-1], "ratio_to_longest")[::-1]
-    if changes:
-        draw_band(axes, lengths, *zip(*changes))
-        axes.axhline(0.0, color=GREY, linewidth=1)
-        against = f"a context of {lengths[-1]:,}"
-        axes.set_ylabel(f"perplexity against {against}, %\n(band: 95 % interval, paired)")
+    curve = [] if report.corpus is None else report.corpus["by_context_length"]
+    rows = curve or report.results
+    rows = [row for row in rows if math.isfinite(row["perplexity"])]
+    if not rows:
+        raise ValueError("--plot has nothing to draw: no perplexity is finite.")
+    if curve:
+        figure = draw_contexts(rows)
+    elif report.compared != "settings":
+        figure = draw_models(rows, report.axes)
+    elif "protocol" in report.axes:
+        figure = draw_protocols(rows)
     else:
-        draw_band(axes, lengths, [row["perplexity"] for row in rows], [r["interval"] for r in rows])
-        axes.set_ylabel("perplexity per token (band: 95 % interval)")
-    for length, row, place in zip(lengths, rows, axes.lines[0].get_ydata()):
-        axes.annotate(f"{row['perplexity']:.2f}", (length, place), **ABOVE)
-    axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
-    axes.margins(y=0.15)
-    axes.set_xlabel(
-        f"length of context in tokens (at each the same {rows[-1]['num_tokens']:,} tokens)"
-    )
+        figure = draw_costs(rows)
+    with replaced(path) as place:
+        figure.savefig(place, dpi=160)
 
 
-def draw_positions(axes: Axes, rows: list[dict]) -> None:
-    """Draw the loss against the place in the text, with its 95 % band."""
-    places = [(row["first"] + row["last"]) / 2 + 1 for row in rows]
-    draw_band(axes, places, [row["nll"] for row in rows], [row["interval"] for row in rows])
-    axes.plot(places, [row["cumulative_nll"] for row in rows], color=INK, linestyle=":")
-    axes.xaxis.set_major_formatter(EngFormatter(places=0, sep=""))
-    axes.set_xlabel("place in the text in tokens")
-    axes.set_ylabel("nats per token (dotted: up to there)")
+def tidied(axes: Axes, grid: str) -> Axes:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis=grid, color=GRID)
+    axes.set_axisbelow(True)
+    return axes
 
 
-def draw_band(axes: Axes, places: list, values: list[float], intervals: list) -> None:
-    """Draw a line with dots over a doubling scale, with a band for intervals, if any."""
-    bounds = [interval or [math.nan, math.nan] for interval in intervals]
-    axes.fill_between(places, *zip(*bounds), color=GREY, alpha=0.4, linewidth=0)
-    axes.plot(places, values, color=INK, marker="o", markersize=5, linewidth=1)
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_minor_locator(NullLocator())
+def bar_lengths(values: Sequence[Estimate]) -> list[list[float]]:
+    """Compute the lengths of error bars below and above values; 0 without an interval."""
+    spans = [
+        (value, *(interval if interval and all(map(math.isfinite, interval)) else (value, value)))
+        for value, interval in values
+    ]
+    # A perplexity that a protocol averages in its own way may lie outside of its interval.
+    return [
+        [max(0.0, value - low) for value, low, _ in spans],
+        [max(0.0, high - value) for value, _, high in spans],
+    ]
+
+
+def paired_changes(
+    rows: Sequence[dict], key: str = "ratio_to_first", group: Sequence[str] = ()
+) -> list[Estimate]:
+    """List the paired change of each row in per cent, with its interval.
+
+    Args:
+        group: keys of the rows that are compared with each other: the first of a group has no change,
+            another one without a ratio has NaN.
+
+    Returns:
+        nothing where no row has a ratio.
+    """
+    changes: list[Estimate] = []
+    seen = set()
+    for row in rows:
+        ratio, place = row.get(key), tuple(row.get(name) for name in group)
+        if ratio is not None and ratio["ratio"] is not None:
+            bounds = ratio["interval"]
+            changed = bounds and [100 * (bound - 1) for bound in bounds]
+            changes.append((100 * (ratio["ratio"] - 1), changed))
+        else:
+            changes.append((math.nan if place in seen else 0.0, None))
+        seen.add(place)
+    return changes if any(row.get(key) for row in rows) else []
 
 
 def draw_protocols(rows: list[dict]) -> Figure:
     """Draw a dot for each protocol, with its value and its 95 % interval."""
     figure = Figure(figsize=(7.5, 1.2 + 0.36 * len(rows)), layout="constrained")
-    axes = new_axes(figure, grid="x")
-    perplexities = [row["perplexity"] for row in rows]
-    spans = reach([(row["perplexity"], row["perplexity_interval"]) for row in rows])
-    axes.errorbar(perplexities, range(len(rows)), xerr=spans, **DOTS)
+    axes = tidied(figure.add_subplot(), "x")
+    values = [(row["perplexity"], row["perplexity_interval"]) for row in rows]
+    perplexities = [value for value, _ in values]
+    axes.errorbar(perplexities, range(len(rows)), xerr=bar_lengths(values), **DOTS)
     for height, perplexity in enumerate(perplexities):
         axes.annotate(f"{perplexity:.2f}", (perplexity, height), **ABOVE)
     names = [row["protocol"] for row in rows]
@@ -141,24 +139,24 @@ def draw_protocols(rows: list[dict]) -> Figure:
 def draw_costs(rows: list[dict]) -> Figure:
     """Draw the change of strides or windows against the tokens read, on a doubling scale."""
     first = rows[0]
-    name = "stride" if len({row["stride"] for row in rows}) > 1 else "max_length"
+    key = "stride" if len({row["stride"] for row in rows}) > 1 else "max_length"
     changes = paired_changes(rows)
     drawn = changes or [(row["perplexity"], row["perplexity_interval"]) for row in rows]
     order = sorted(range(len(rows)), key=lambda place: rows[place]["num_forward_tokens"])
     figure = Figure(figsize=(7.5, 4.2), layout="constrained")
-    axes = new_axes(figure, grid="y")
+    axes = tidied(figure.add_subplot(), "y")
     costs = [rows[place]["num_forward_tokens"] for place in order]
     values = [drawn[place][0] for place in order]
     axes.plot(costs, values, color=INK, linewidth=1)
-    axes.errorbar(costs, values, yerr=reach([drawn[place] for place in order]), **DOTS)
+    axes.errorbar(costs, values, yerr=bar_lengths([drawn[place] for place in order]), **DOTS)
     for place, cost, value in zip(order, costs, values):
         row = rows[place]
-        shown = f"{TITLES[name]} {row[name]}\n{row['perplexity']:.2f}"
+        shown = f"{SETTINGS[key]} {row[key]}\n{row['perplexity']:.2f}"
         if changes and row is not first:
             low, high = changes[place][1] or (math.nan, math.nan)
             within = "" if math.isnan(low) else f"\n({low:+.2f} to {high:+.2f})"
             shown += f", {value:+.2f} %{within}".replace("-", "−")
-        axes.annotate(shown, (cost, value), **beside(8))
+        axes.annotate(shown, (cost, value), **BESIDE)
     if changes:
         axes.axhline(0.0, color=GREY, linewidth=1)
     axes.set_xscale("log", base=2)
@@ -167,10 +165,165 @@ def draw_costs(rows: list[dict]) -> Figure:
     axes.xaxis.set_major_formatter(EngFormatter(places=1, sep=""))
     axes.margins(x=0.2, y=0.15)
     axes.set_xlabel("cost: tokens through the model")
-    against = f"perplexity against {TITLES[name]} {first[name]:,}, %\n(bars: 95 % interval, paired)"
+    against = f"perplexity against {SETTINGS[key]} {first[key]:,}, %\n(bars: 95 % interval, paired)"
     axes.set_ylabel(against if changes else "perplexity per token (bars: 95 % interval)")
     return figure
 
 
-def beside(points: float) -> dict:
-    return {"xytext": (points, points / 2), "textcoords": "offset points", "fontsize": 8}
+def draw_contexts(rows: list[dict]) -> Figure:
+    """Draw how the perplexity of the same tokens changes with the length of context, with its band."""
+    figure = Figure(figsize=(7.5, 4.2), layout="constrained")
+    axes = tidied(figure.add_subplot(), "y")
+    lengths = [row["context_length"] for row in rows]
+    changes = paired_changes(rows[::-1], "ratio_to_longest")[::-1]
+    drawn = changes or [(row["perplexity"], row["interval"]) for row in rows]
+    bounds = [interval or (math.nan, math.nan) for _, interval in drawn]
+    axes.fill_between(lengths, *zip(*bounds), color=GREY, alpha=0.4, linewidth=0)
+    axes.plot(lengths, [v for v, _ in drawn], color=INK, marker="o", markersize=5, linewidth=1)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_minor_locator(NullLocator())
+    if changes:
+        axes.axhline(0.0, color=GREY, linewidth=1)
+        against = f"a context of {lengths[-1]:,}"
+        axes.set_ylabel(f"perplexity against {against}, %\n(band: 95 % interval, paired)")
+    else:
+        axes.set_ylabel("perplexity per token (band: 95 % interval)")
+    for row, (value, _) in zip(rows, drawn):
+        axes.annotate(f"{row['perplexity']:.2f}", (row["context_length"], value), **ABOVE)
+    axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
+    axes.margins(y=0.15)
+    num_tokens = rows[-1]["num_tokens"]
+    axes.set_xlabel(f"length of context in tokens (at each the same {num_tokens:,} tokens)")
+    return figure
+
+
+# --- models ---------------------------------------------------------------------------------------
+
+
+def draw_models(rows: Sequence[dict], axes: Sequence[str]) -> Figure:
+    """Draw one model in detail against its reference, or several measurements next to each other.
+
+    Args:
+        axes: settings in which the rows differ.
+    """
+    if "comparison" not in rows[0]:
+        names = [label(row, [AXES[axis] for axis in axes]) for row in rows]
+        return draw_candidates(names, [measured_by(rows, axes)])
+    comparisons = [row["comparison"] for row in rows]
+    if len(rows) == 1 and comparisons[0]["compared"] == "tokens":
+        return draw_comparison(rows[0])
+    names = [row["name"] for row in rows]
+    if any(comparison["compared"] == "bytes" for comparison in comparisons):
+        key = "bits_per_byte_change"
+        values = [(c.get(key, math.nan), c.get(f"{key}_interval")) for c in comparisons]
+        return draw_candidates(names, [Measured("change of bits per byte", values, same=0.0)])
+    ratios = [comparison["perplexity_ratio"] for comparison in comparisons]
+    values = [(math.nan if of["ratio"] is None else of["ratio"], of["interval"]) for of in ratios]
+    measures = [Measured("perplexity, × reference", values, same=1.0)]
+    if all("kl" in comparison for comparison in comparisons):
+        values = [(comparison["kl"], comparison["kl_interval"]) for comparison in comparisons]
+        measures.append(Measured("KL divergence, nats", values))
+    return draw_candidates(names, measures)
+
+
+def measured_by(rows: Sequence[dict], axes: Sequence[str]) -> Measured:
+    """Choose the paired change, or bits per byte if tokenizers differ, or the perplexity."""
+    if have_other_tokenizers(rows):
+        values = [(bits_per_byte(row), interval_of_bits(row)) for row in rows]
+        return Measured("bits per byte", values)
+    key, against = paired_with(rows, axes)
+    kept = ["text"] if key == "ratio_to_first" else [k for k in AXES.values() if k != "name"]
+    changes = paired_changes(rows, key, kept)
+    if changes:
+        return Measured(f"perplexity against {against}, %", changes, same=0.0)
+    values = [(row["perplexity"], row["perplexity_interval"]) for row in rows]
+    return Measured("perplexity per token", values)
+
+
+def interval_of_bits(row: dict) -> list[float] | None:
+    return row.get("bits_per_original_byte_interval", row.get("bits_per_byte_interval"))
+
+
+def draw_candidates(names: Sequence[str], measures: Sequence[Measured]) -> Figure:
+    """Draw several models, with intervals."""
+    figure = Figure(figsize=(8, 1.6 + 0.4 * len(names)), layout="constrained")
+    for number, measured in enumerate(measures):
+        axes = tidied(figure.add_subplot(1, len(measures), number + 1), "x")
+        values = [value for value, _ in measured.values]
+        axes.errorbar(values, range(len(names)), xerr=bar_lengths(measured.values), **DOTS)
+        axes.set_yticks(range(len(names)), names if number == 0 else [])
+        axes.set_ylim(len(names) - 0.5, -0.5)
+        has_bars = any(interval for _, interval in measured.values)
+        axes.set_xlabel(measured.label + "\n(bars: 95 % interval)" * has_bars)
+        if measured.same is not None:
+            axes.axvline(measured.same, color=GREY, linewidth=1)
+        elif "KL" in measured.label and min(values) > 0:
+            axes.set_xscale("log")
+    return figure
+
+
+def draw_comparison(report: dict) -> Figure:
+    """Draw one model: change by context and both nlls; above them divergences, if any.
+
+    Args:
+        report: the metric's result, with `comparison` of tokens and `token_scores`.
+    """
+    comparison = report["comparison"]
+    has_divergence = "kl" in comparison  # not under a server, which gives no logits
+    figure = Figure(figsize=(11, 7 if has_divergence else 4), layout="constrained")
+    figure.suptitle(comparison["summary"], fontsize=10)
+    places = figure.subplots(1 + has_divergence, 2, squeeze=False)
+    for axes in places.flat:
+        axes.spines[["top", "right"]].set_visible(False)
+    names = ("nll", "reference_nll", *(["kl"] if has_divergence else []))
+    columns = np.array(
+        [
+            [v for scores in report["token_scores"] for v in scores[name] if v is not None]
+            for name in names
+        ]
+    )  # (2 or 3, N)
+    nll, reference_nll, *kl = columns[:, np.isfinite(columns).all(axis=0)]
+    groups = comparison["by_tokens_seen"]
+    draw_groups(places[-1, 0], groups, "log_ratio", "change of nll, nats per token")
+    draw_pairs(places[0, 1], nll, reference_nll)
+    if has_divergence:
+        draw_groups(places[0, 0], groups, "kl", "KL divergence, nats")
+        draw_distribution(places[1, 1], *kl, comparison["kl_percentiles"])
+    return figure
+
+
+def draw_groups(axes: Axes, groups: Sequence[dict], name: str, label: str) -> None:
+    """Draw a number by the length of the context, with its interval as a band."""
+    centres = [math.sqrt(group["low"] * group["high"]) for group in groups]
+    axes.plot(centres, [group[name] for group in groups], color=INK, marker="o", markersize=4)
+    known = [n for n, group in enumerate(groups) if group[f"{name}_interval"] is not None]
+    bands = np.array([groups[n][f"{name}_interval"] for n in known]).reshape(-1, 2)
+    axes.fill_between([centres[n] for n in known], *bands.T, color=GREY, alpha=0.4, linewidth=0)
+    axes.set_xscale("log", base=2)
+    axes.set_xlabel("tokens of context (band: 95 % interval)")
+    axes.set_ylabel(label)
+
+
+def draw_pairs(axes: Axes, nll: np.ndarray, reference_nll: np.ndarray) -> None:
+    """Draw each token's nll under both, as hexagons; above the diagonal the model is worse."""
+    axes.hexbin(reference_nll, nll, gridsize=40, bins="log", cmap="Blues", mincnt=1)
+    end = float(max(nll.max(initial=1), reference_nll.max(initial=1)))
+    axes.plot([0, end], [0, end], color=GREY, linewidth=1)
+    axes.set_xlabel("reference, nats")
+    axes.set_ylabel("model, nats (above the line: worse)")
+
+
+def draw_distribution(axes: Axes, kl: np.ndarray, percentiles: dict[str, float]) -> None:
+    """Draw the distribution of the tokens' divergences, on a logarithmic axis."""
+    shown = np.maximum(kl, SMALLEST_KL)
+    bins = np.geomspace(shown.min(), max(shown.max(), shown.min() * 10), 50)
+    axes.hist(shown, bins=bins, color=GREY)
+    axes.set_xscale("log")
+    for name in MARKED_PERCENTILES:
+        value = percentiles[name]
+        if SMALLEST_KL < value < math.inf:
+            axes.axvline(value, color=INK, linewidth=1)
+            at = {"xycoords": ("data", "axes fraction"), "rotation": 90, "fontsize": 8}
+            axes.annotate("max" if name == "100" else f"{name} %", (value, 1), **at)
+    axes.set_xlabel("KL divergence of a token, nats")
+    axes.set_ylabel("tokens")

@@ -3,10 +3,10 @@
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from math import isnan
 
-from .messages import harmless, say
-from .streams import to_stderr
+from .messages import harmless, say, to_stderr
 
 LOG_INTERVAL = 60.0  # seconds
 # A run is long if more than LONG seconds are left after KNOWN_AFTER seconds.
@@ -41,11 +41,11 @@ class Progress:
         self.part = 1.0
         self.scale = 1.0  # share of the current run, if there are several
         self.first: tuple[float, float] | None = None  # time and share after the first batch
-        self._bar = None
+        self._bars = None
 
     def status(self, message: str) -> None:
         """Show a step before there is a bar."""
-        if self.on_terminal and self._bar is None:
+        if self.on_terminal and self._bars is None:
             to_stderr(f"{CLEAR_LINE}{harmless(message)} …")
 
     def begin_part(self, share: float) -> None:
@@ -71,12 +71,14 @@ class Progress:
         self._advise(share)
 
     def _draw(self, share: float, perplexity: str) -> None:
-        if self._bar is None:
-            from .terminal import Bar
-
+        if self._bars is None:
             self.clear()
-            self._bar = Bar(self.title, share)
-        self._bar.update(share, perplexity and f"perplexity {perplexity}")
+            self._bars = make_bars()
+            self._task = self._bars.add_task(self.title, total=1.0, perplexity="")
+            with suppress(OSError):  # the terminal may be closed
+                self._bars.start()
+        so_far = perplexity and f"perplexity {perplexity}"
+        self._bars.update(self._task, completed=share, perplexity=so_far)
 
     def _log(self, share: float, perplexity: str) -> None:
         self.logged = self.clock()
@@ -103,8 +105,9 @@ class Progress:
 
     def close(self) -> None:
         """Clear the line before other output."""
-        if self._bar is not None:
-            self._bar.close()
+        if self._bars is not None:
+            with suppress(OSError):
+                self._bars.stop()
         else:
             self.clear()
 
@@ -112,6 +115,29 @@ class Progress:
         """Clear the line of `status`."""
         if self.on_terminal:
             to_stderr(CLEAR_LINE)
+
+
+def make_bars():
+    """Make a bar on stderr; warnings appear above it."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    return Progress(
+        TextColumn("{task.description}: {task.percentage:3.0f} %", markup=False),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TextColumn("<"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[perplexity]}", markup=False),
+        console=Console(file=sys.stderr),
+        redirect_stdout=False,
+    )
 
 
 def time_left(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Lazy reading of the texts of all sources."""
+"""The texts of all sources, one after the other, each with what its row says about it."""
 
 import argparse
 import json
@@ -6,22 +6,25 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 
+from ..layouts import runs_together
 from .messages import say
 from .options import written_files
-from .sources import STANDARD_INPUT, TABLES, Source, builder_of, list_sources
-from .suspicions import Suspicions
-from .table_files import Table, of_arrow, open_table
-from .unpacking import read_text
+from .sources import SAVED, STANDARD_INPUT, TABLES, Source, builder_of, list_sources, read_text
+from .suspicions import warned
+from .table_files import Table, open_table
 
 DATASET = re.compile(r"(.+?):([^:]*):([^:\[]+(?:\[[^\]]*\])?):([^:]+)")
+COLUMNS = ("text_column", "context_column", "words_column", "id_column")
+# A table with this many first rows of one word each is warned of.
+FEWEST_ROWS = 5
 
 
 @dataclass(frozen=True)
 class Text:
-    """A text to score, or a file that could not be read.
+    """A text to score, or a file or row that could not be read.
 
     Attributes:
         name: its name in the output: that of its file or row.
@@ -31,7 +34,7 @@ class Text:
         context: text that is read before it without being scored.
         chat: messages to score instead; `text` then contains the assistant's.
         words: its words, or their (start, end) characters, end exclusive; None if not given.
-        carried: the other columns of its row.
+        carried: the other columns of its row; a list of them where each word had a row.
         error: the reason why it could not be read; None if it could.
         place: its number among all texts, if a part of them is scored.
     """
@@ -43,7 +46,7 @@ class Text:
     context: str | None = None
     chat: list[dict] | None = None
     words: list | None = None
-    carried: dict = field(default_factory=dict)
+    carried: dict | list[dict] = field(default_factory=dict)
     error: str | None = None
     place: int | None = None
 
@@ -55,13 +58,13 @@ class ReadText:
     Attributes:
         wording: the context followed by the text, as the model read them; None if unknown.
         begin: offset of the text in `wording`, in characters.
-        carried: the other columns of its row.
+        carried: as in `Text`.
     """
 
     name: str
     wording: str | None
     begin: int = 0
-    carried: dict = field(default_factory=dict)
+    carried: dict | list[dict] = field(default_factory=dict)
 
 
 def open_texts(args: argparse.Namespace) -> Iterator[Text]:
@@ -72,67 +75,46 @@ def open_texts(args: argparse.Namespace) -> Iterator[Text]:
             raise ValueError(f"--dataset must be NAME:CONFIG:SPLIT:COLUMN, got {args.dataset!r}.")
         place = Path(match[1])  # if the dataset is local
         check_outputs(args, [str(file) for file in (place, *place.rglob("*")) if file.is_file()])
-        return watched(read_dataset(*match.groups(), args), args)
+        return warned(read_dataset(*match.groups(), args), args)
     sources = list_sources(args.files)
     check_outputs(args, [source.name for source in sources if source.name != STANDARD_INPUT])
-    if not any(source.builder for source in sources):
-        check_no_columns(args, sources[0].shown)
-    return watched(read_sources(sources, args), args)
+    asked = [name for name in COLUMNS if getattr(args, name)]
+    if asked and not any(source.builder for source in sources):
+        raise ValueError(
+            f"--{asked[0].replace('_', '-')} requires a table, but {sources[0].shown} is read as a "
+            f"text. Use a file whose name ends in {', '.join(TABLES)}."
+        )
+    return warned(read_sources(sources, args), args)
 
 
 def open_each(args: argparse.Namespace) -> list[Iterator[Text]]:
-    """Return one iterator of texts per FILE."""
+    """Return one iterator of texts per FILE; a text with an error stands for one that fails."""
     opened = [open_texts(argparse.Namespace(**vars(args) | {"files": [f]})) for f in args.files]
+
+    def guarded(texts: Iterator[Text], name: str) -> Iterator[Text]:
+        try:
+            yield from texts
+        except (ValueError, OSError) as error:
+            yield Text(name, "", error=reason_of(error))
+
     return [guarded(texts, name) for texts, name in zip(opened, args.files)]
 
 
-def guarded(texts: Iterator[Text], name: str) -> Iterator[Text]:
-    """Read one of several files; yield a text with an error if it cannot be read."""
-    try:
-        yield from texts
-    except (ValueError, OSError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        yield Text(name, "", error=reason)
+def reason_of(error: ValueError | OSError) -> str:
+    return error.strerror if isinstance(error, OSError) else str(error)
 
 
-def check_outputs(args: argparse.Namespace, names: list[str]) -> None:
-    """Refuse to overwrite input files."""
-    for option, path in written_files(args).items():
-        check_output(option, path, names)
-
-
-def check_output(option: str, output: str, names: list[str], what: str = "texts") -> None:
-    """Refuse to overwrite an input file.
+def check_outputs(args: argparse.Namespace, names: list[str], what: str = "texts") -> None:
+    """Refuse to overwrite input files.
 
     Args:
-        names: names of the input files.
         what: what the files are, for an error.
     """
-    if Path(output).exists() and any(Path(output).samefile(name) for name in names):
-        raise ValueError(
-            f"{option} must not be one of the {what}, got {output!r}. Use another file."
-        )
-
-
-def check_no_columns(args: argparse.Namespace, name: str) -> None:
-    """Refuse options of columns if no table is read."""
-    for option in ("text_column", "context_column", "words_column", "id_column"):
-        if getattr(args, option):
+    for option, path in written_files(args).items():
+        if Path(path).exists() and any(Path(path).samefile(name) for name in names):
             raise ValueError(
-                f"--{option.replace('_', '-')} requires a table, but {name} is read as a text. Use a "
-                f"file whose name ends in {', '.join(TABLES)}."
+                f"{option} must not be one of the {what}, got {path!r}. Use another file."
             )
-
-
-def watched(texts: Iterator[Text], args: argparse.Namespace) -> Iterator[Text]:
-    """Yield the texts, and warn about mistakes in them."""
-    suspicions = Suspicions(bool(args.detokenize), args.context_separator, args.encoding)
-    for text in texts:
-        if text.error is None:
-            suspicions.look_at_encoding(text.name, (text.context or "") + text.text)
-            suspicions.look_at(text.name, text.text, is_file=text.row is None)
-            suspicions.look_at_join(text.name, text.context or "", text.text)
-        yield text
 
 
 def read_sources(sources: list[Source], args: argparse.Namespace) -> Iterator[Text]:
@@ -142,66 +124,21 @@ def read_sources(sources: list[Source], args: argparse.Namespace) -> Iterator[Te
         share = source.size / total
         try:
             if source.builder:
-                yield from read_table(source, args, share)
-            else:
-                if args.words_column:
-                    raise ValueError(
-                        f"--words-column requires a table, but {source.shown} is a text."
-                    )
-                text = read_text(source, args.encoding)
-                kept = {"text": text} if args.keep_text else {}
-                yield Text(source.name, text, share=share, carried=kept)
+                yield from read_rows(open_table(source, args.encoding), args, share, source.name)
+                continue
+            if args.words_column:
+                raise ValueError(f"--words-column requires a table, but {source.shown} is a text.")
+            text = read_text(source, args.encoding)
+            yield Text(
+                source.name, text, share=share, carried={"text": text} if args.keep_text else {}
+            )
         except (ValueError, OSError) as error:
             if len(sources) == 1:
                 raise
-            reason = error.strerror if isinstance(error, OSError) else str(error)
-            yield Text(source.name, "", error=reason)
+            yield Text(source.name, "", error=reason_of(error))
 
 
-def read_table(source: Source, args: argparse.Namespace, share: float) -> Iterator[Text]:
-    """Read a table, one text per row."""
-    table = open_table(source, args.encoding)
-    column = choose_column(source.name, table.columns, args.text_column)
-    check_other_columns(source.name, table.columns, column, args)
-    yield from read_rows(table, column, source.name, args, share)
-
-
-def check_other_columns(
-    name: str, columns: list[str], column: str, args: argparse.Namespace
-) -> None:
-    check_column("--id-column", name, columns, args.id_column)
-    check_column("--context-column", name, columns, args.context_column)
-    check_column("--words-column", name, columns, args.words_column)
-    if column == args.context_column:
-        raise ValueError(
-            f"--context-column must differ from the column of the texts, got {column!r}."
-        )
-
-
-def choose_column(name: str, columns: list[str], wanted: str | None) -> str:
-    """Return the column of the texts: the given one, `text`, or the only one."""
-    if wanted is not None:
-        check_column("--text-column", name, columns, wanted)
-        return wanted
-    if "text" in columns:
-        return "text"
-    if len(columns) == 1:
-        if builder_of(name) == "csv" and len(columns[0].split()) > 1:
-            say(
-                f"warning: the first line of {name}, {columns[0]!r:.80}, is used as a header and not "
-                "scored. If it is a text, insert a line 'text' before it."
-            )
-        return columns[0]
-    raise ValueError(
-        f"{name} has no column 'text': pass one of {', '.join(columns)} as --text-column."
-    )
-
-
-def check_column(option: str, name: str, columns: list[str], wanted: str | None) -> None:
-    if wanted is not None and wanted not in columns:
-        raise ValueError(
-            f"{option} must be one of the columns {', '.join(columns)} of {name}, got {wanted!r}."
-        )
+# --- datasets -------------------------------------------------------------------------------------
 
 
 def read_dataset(
@@ -209,11 +146,10 @@ def read_dataset(
 ) -> Iterator[Text]:
     """Read a column of a dataset row by row from the disk."""
     table = load_split(name, config, split, args)
-    check_column("--dataset", name, table.columns, column)
-    check_other_columns(name, table.columns, column, args)
+    check_column("--dataset", table, column)
     if not table.num_rows:
         raise ValueError(f"--dataset={args.dataset} has no rows.")
-    yield from read_rows(table, column, None, args)
+    yield from read_rows(table, args, column=column)
 
 
 def load_split(name: str, config: str, split: str, args: argparse.Namespace) -> Table:
@@ -227,25 +163,42 @@ def load_split(name: str, config: str, split: str, args: argparse.Namespace) -> 
     try:
         if Path(name).is_file():
             return slice_of(open_table(Source(name, builder_of(name)), args.encoding), split)
+        if any(Path(name, saved).is_file() for saved in SAVED):
+            return load_saved(name, split)
         rows = datasets.load_dataset(name, config or None, split=split)
     except (datasets.exceptions.DatasetsError, ValueError, OSError) as error:
         raise ValueError(f"--dataset={args.dataset} could not be loaded: {error}") from error
-    kinds = {name: getattr(of, "dtype", "lists") for name, of in rows.features.items()}
-    others = {name: kind for name, kind in kinds.items() if kind not in ("string", "large_string")}
-    return Table(
-        name,
-        rows.column_names,
-        len(rows),
-        lambda names: of_arrow(rows.select_columns(names)),
-        others,
-    )
+    return table_of(name, rows)
 
 
-def slice_of(table: Table, split: str) -> Table:
+def load_saved(name: str, split: str) -> Table:
+    """Load a split of a dataset that was written by `save_to_disk`."""
+    import datasets
+
+    saved, wanted = datasets.load_from_disk(name), split.partition("[")[0]
+    if isinstance(saved, datasets.DatasetDict):
+        if wanted not in saved:
+            raise ValueError(f"the split must be one of {', '.join(saved)}, got {wanted!r}.")
+        saved = saved[wanted]
+    return slice_of(table_of(name, saved), split, wanted)
+
+
+def table_of(name: str, rows) -> Table:
+    """Make a table of a `datasets.Dataset`."""
+    kinds = {column: getattr(of, "dtype", "lists") for column, of in rows.features.items()}
+    others = {column: of for column, of in kinds.items() if of not in ("string", "large_string")}
+    return Table(name, rows.column_names, len(rows), rows_of(rows), others)
+
+
+def rows_of(rows):
+    return lambda wanted: iter(rows.select_columns(list(wanted)))
+
+
+def slice_of(table: Table, split: str, whole: str = "train") -> Table:
     """Select the rows of a split such as train[:100]."""
     from datasets import ReadInstruction
 
-    (part,) = ReadInstruction.from_spec(split).to_absolute({"train": table.num_rows})
+    (part,) = ReadInstruction.from_spec(split).to_absolute({whole: table.num_rows})
     first, end, _ = slice(part.from_, part.to).indices(table.num_rows)
     return replace(
         table,
@@ -254,50 +207,163 @@ def slice_of(table: Table, split: str) -> Table:
     )
 
 
+# --- rows -----------------------------------------------------------------------------------------
+
+
 def read_rows(
-    table: Table, column: str, name: str | None, args: argparse.Namespace, share: float = 1.0
+    table: Table,
+    args: argparse.Namespace,
+    share: float = 1.0,
+    name: str | None = None,
+    column: str | None = None,
 ) -> Iterator[Text]:
-    """Yield the texts of a table, with its other columns if the output can have them."""
-    needed = list(filter(None, dict.fromkeys((column, args.context_column, args.words_column))))
+    """Yield the texts of a table, with its other columns if the output can have them.
+
+    Args:
+        name: the file in the names of rows; None for a dataset.
+        column: that of the texts; by default the given one, `text`, or the only one.
+    """
+    column = column or choose_column(table, args.text_column)
+    for option in COLUMNS[1:]:
+        check_column(f"--{option.replace('_', '-')}", table, getattr(args, option))
+    if column == args.context_column:
+        raise ValueError(
+            f"--context-column must differ from the column of the texts, got {column!r}."
+        )
+    needed = [c for c in dict.fromkeys((column, args.context_column, args.words_column)) if c]
     has_chats = is_chat(next(table.rows([column]))[column])
     for of_texts in needed:
         may_be_lists = of_texts == args.words_column or (of_texts == column and has_chats)
         if of_texts in table.others and not may_be_lists:
             raise ValueError(
-                f"{name or args.dataset} must have texts in the column {of_texts!r}, got other "
-                f"values ({table.others[of_texts]})."
+                f"{table.name} must have texts in the column {of_texts!r}, got other values "
+                f"({table.others[of_texts]})."
             )
     wanted = [*needed, *([args.id_column] if args.id_column else [])]
     rows = table.rows(table.columns if args.carries_columns else list(dict.fromkeys(wanted)))
-    for number, row in enumerate(rows):
-        row_name = f"row {number}" if name is None else f"{name} row {number}"
-        carried = {
-            key: of_key for key, of_key in row.items() if args.keep_text or key not in needed
-        }
-        text = row[column] or ""
-        chat = None
-        if is_chat(text):  # without the keys that only others of the table have
-            chat = [{key: v for key, v in m.items() if v is not None} for m in text]
-        if chat is None and not isinstance(text, str):
+    texts = (
+        read_row(row, number, column, needed, name, args, share / table.num_rows)
+        for number, row in enumerate(rows)
+    )
+    yield from join_words(texts, args) if args.id_column or not args.words_column else texts
+
+
+def read_row(
+    row: dict,
+    number: int,
+    column: str,
+    needed: list[str],
+    name: str | None,
+    args: argparse.Namespace,
+    share: float,
+) -> Text:
+    place = f"row {number}" if name is None else f"{name} row {number}"
+    text = row[column] or ""
+    chat = [without_none(message) for message in text] if is_chat(text) else None
+    if chat is None and not isinstance(text, str):
+        raise ValueError(
+            f"{name or args.dataset} must have chats in all rows of {column!r}, got {text!r:.80} in "
+            f"row {number}."
+        )
+    read = Text(
+        name=str(row[args.id_column]) if args.id_column else place,
+        # the assistant's messages determine the size of a chat and whether it is empty
+        text=text
+        if chat is None
+        else "\n".join(str(m["content"]) for m in chat if m["role"] == "assistant"),
+        row=number,
+        share=share,
+        # An empty cell is an empty context: in which shard it stands does not matter.
+        context=row[args.context_column] or "" if args.context_column else None,
+        chat=chat,
+        carried={k: of_key for k, of_key in row.items() if args.keep_text or k not in needed},
+    )
+    try:
+        if args.words_column:
+            return replace(read, words=read_words(row[args.words_column], text, place))
+        if args.words and re.search(r"\w\|\w", read.text):
             raise ValueError(
-                f"{table.name} must have chats in all rows of {column!r}, got {text!r:.80} in row "
-                f"{number}."
+                f"{place} has | between its words. Put the regions into a column of their own, without "
+                "| in the text, and name it by --words-column."
             )
-        yield Text(
-            name=str(row[args.id_column]) if args.id_column else row_name,
-            text=text if chat is None else replies(chat),
-            row=number,
-            share=share / table.num_rows,
-            # An empty cell is an empty context: in which shard it stands does not matter.
-            context=row[args.context_column] or "" if args.context_column else None,
-            chat=chat,
-            words=read_words(row[args.words_column], text, row_name) if args.words_column else None,
-            carried=carried,
+    except ValueError as error:
+        return replace(read, error=str(error))
+    return read
+
+
+def choose_column(table: Table, wanted: str | None) -> str:
+    """Return the column of the texts: the given one, `text`, or the only one."""
+    columns = table.columns
+    if wanted is not None:
+        check_column("--text-column", table, wanted)
+        return wanted
+    if "text" in columns:
+        return "text"
+    if len(columns) > 1:
+        raise ValueError(
+            f"{table.name} has no column 'text': pass one of {', '.join(columns)} as --text-column."
+        )
+    if len(columns[0].split()) > 1 and builder_of(table.name) == "csv":
+        say(
+            f"warning: the first line of {table.name}, {columns[0]!r:.80}, is used as a header and not "
+            "scored. If it is a text, insert a line 'text' before it."
+        )
+    return columns[0]
+
+
+def check_column(option: str, table: Table, wanted: str | None) -> None:
+    if wanted is not None and wanted not in table.columns:
+        raise ValueError(
+            f"{option} must be one of the columns {', '.join(table.columns)} of {table.name}, got "
+            f"{wanted!r}."
         )
 
 
+def join_words(texts: Iterator[Text], args: argparse.Namespace) -> Iterator[Text]:
+    """Join rows that share an id and hold one word each, as reading times are given, to one text.
+
+    Each word keeps the other columns of its row.  Without --words or an id, such a table is scored
+    word by word, and a warning says so.
+    """
+    if not (args.words and args.id_column):
+        first = list(islice(texts, FEWEST_ROWS))
+        if len(first) == FEWEST_ROWS and all(is_one_word(text.text) for text in first):
+            say(
+                f"warning: {first[0].name} and the next rows hold one word each, which is scored "
+                "without the words before it. Pass --words, and the column that the words of a "
+                "sentence share as --id-column, to join them."
+            )
+        yield from first
+        yield from texts
+        return
+    for name, group in groupby(texts, key=lambda text: text.name):
+        words = list(group)
+        if len(words) == 1 or not all(is_one_word(text.text) for text in words):
+            yield from words
+            continue
+        joined, spans = "", []
+        for word in (text.text.strip() for text in words):
+            joined += " " if runs_together(joined, word) else ""
+            spans.append([len(joined), len(joined) + len(word)])
+            joined += word
+        yield replace(
+            words[0],
+            name=name,
+            text=joined,
+            words=spans,
+            share=sum(text.share for text in words),
+            carried=[text.carried for text in words],
+        )
+
+
+def is_one_word(text: str) -> bool:
+    """Return whether a text is a single word of a script with spaces between words."""
+    word = text.strip()
+    return len(word.split()) == 1 and (runs_together("a", word) or not re.search(r"\w", word))
+
+
 def read_words(cell: object, text: str, name: str) -> list:
-    """Read the words of a text: a list, a JSON list, or words separated by spaces.
+    """Read the words of a text: a list, a JSON list, regions between |, or words between spaces.
 
     Raises:
         ValueError: the cell is none of these.
@@ -307,16 +373,18 @@ def read_words(cell: object, text: str, name: str) -> list:
             cell = json.loads(cell)
         except json.JSONDecodeError as error:
             raise ValueError(f"--words-column must be valid JSON in {name}: {error}.") from None
-    words = cell.split() if isinstance(cell, str) else cell
-    if not isinstance(words, list) or not words:
+    if isinstance(cell, str):
+        regions = cell.split("|") if "|" in cell and "|" not in text else cell.split()
+        cell = [region.strip() for region in regions if region.strip()]
+    if not isinstance(cell, list) or not cell:
         raise ValueError(
-            "--words-column must be words separated by spaces, or a list of words or of "
-            f"[start, end] pairs, got {cell!r:.80} in {name}."
+            "--words-column must be words separated by spaces or |, or a list of words or of [start, "
+            f"end] pairs, got {cell!r:.80} in {name}."
         )
-    if all(isinstance(word, str) for word in words):
-        return words
+    if all(isinstance(word, str) for word in cell):
+        return cell
     place = 0
-    for pair in words:
+    for pair in cell:
         is_pair = isinstance(pair, list) and len(pair) == 2 and all(type(n) is int for n in pair)
         if not is_pair or not place <= pair[0] < pair[1] <= len(text):
             raise ValueError(
@@ -324,7 +392,7 @@ def read_words(cell: object, text: str, name: str) -> list:
                 f"exclusive, within the {len(text)} of the text, got {pair!r} in {name}."
             )
         place = pair[1]
-    return words
+    return cell
 
 
 def is_chat(value) -> bool:
@@ -336,6 +404,8 @@ def is_chat(value) -> bool:
     )
 
 
-def replies(chat: list[dict]) -> str:
-    """Return the assistant's messages, which determine the size of a chat and whether it is empty."""
-    return "\n".join(str(m.get("content", "")) for m in chat if m.get("role") == "assistant")
+def without_none(value):
+    """Drop the keys without a value, which Arrow gives every message if one has them."""
+    if isinstance(value, dict):
+        return {key: without_none(item) for key, item in value.items() if item is not None}
+    return [without_none(item) for item in value] if isinstance(value, list) else value

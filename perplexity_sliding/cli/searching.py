@@ -5,11 +5,10 @@ import json
 import shlex
 
 from . import progress as bars
-from .messages import program_name
+from .messages import program_name, to_stdout
 from .options import BUNDLED_MODEL, as_list, with_hyphens
 from .reading import open_texts
-from .streams import to_stdout
-from .tables import columns, format_number
+from .tables import columns_of, format_number
 from .values import without_secrets
 
 MOST_SHOWN = 20
@@ -37,7 +36,7 @@ def search(args: argparse.Namespace) -> int:
         from ..scoring.runner import bars_hidden
 
         transformers.logging.disable_progress_bar()
-        arguments = ("dtype", "device", "batch_size", "logits_memory", "model_kwargs", "max_tokens")
+        arguments = ("dtype", "device", "batch_size", "model_kwargs", "max_tokens")
         given = {name: getattr(args, name) for name in arguments}
         progress.status("Planning")
         with bars_hidden():
@@ -156,10 +155,10 @@ def table(entries: list[dict]) -> str:
             others = dict.fromkeys(other["protocol"] for other in entry["same_value"])
             row.append(", ".join(name for name in others if name != entry["protocol"]))
     lines = [titles, *rows]
-    widths = [max(map(columns, column)) for column in zip(*lines)]
+    widths = [max(map(columns_of, column)) for column in zip(*lines)]
     return "\n".join(
         "  ".join(
-            cell + " " * (width - columns(cell)) for cell, width in zip(line, widths)
+            cell + " " * (width - columns_of(cell)) for cell, width in zip(line, widths)
         ).rstrip()
         for line in lines
     )

@@ -16,11 +16,10 @@ from ..views.reading import SHOWN, Reading
 from ..views.report import report
 from ..views.surprise import LABELS
 from ..views.tokens import piece_colour, text_segments
-from . import citing, formats
+from . import citing
 from .measuring import Report
-from .messages import harmless
-from .output import notes_on
-from .streams import to_stdout
+from .messages import harmless, to_stdout
+from .output import notes_on, write_pieces
 from .tables import printable, terminal_width
 
 MOST_SURPRISING = 5
@@ -109,7 +108,7 @@ def write_report(report_: Report, args: argparse.Namespace, metric) -> str:
     Raises:
         OSError: writing fails; an existing file is unchanged.
     """
-    formats.write([report(**of_report(report_, args, metric))], args.html)
+    write_pieces([report(**of_report(report_, args, metric))], args.html)
     return f"wrote {args.html}"
 
 

@@ -1,16 +1,23 @@
-"""List the sources of texts: files, folders, globs, tables, standard input.
+"""Where texts come from: files, folders, globs and standard input, opened as text.
 
-This module lists files before slow imports; reading.py reads them.
+This module imports nothing slow, so that a missing file is reported at once.
 """
 
+import codecs
 import glob
+import gzip
+import io
 import os
 import re
 import sys
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
-from .messages import command_name, named, say
+from .messages import command_name, list_some, say
 
 # Formats of tables by the ending of the file.
 TABLES = {
@@ -22,7 +29,29 @@ TABLES = {
     ".parquet": "parquet",
 }
 TEXTS = (".txt", ".text")
+SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".ods")
 STANDARD_INPUT = "-"
+# Files of a folder written by `save_to_disk` of the library datasets.
+SAVED = ("dataset_dict.json", "dataset_info.json")
+# Longer marks first: that of UTF-32 begins with that of UTF-16.
+BYTE_ORDER_MARKS = {
+    codecs.BOM_UTF8: "utf-8-sig",
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+GZIP_MAGIC = b"\x1f\x8b"
+HEAD_BYTES = 4096
+# Beginnings of files that are taken for texts by mistake.
+KINDS = {
+    rb"\s*%PDF-": "a PDF: extract its text first, with pdftotext for example",
+    rb"PK\x03\x04": "a zip archive, such as a Word or Excel file: save a document as .txt, a table as "
+    "CSV UTF-8, or unpack it",
+    rb"\xd0\xcf\x11\xe0": "an old Office file: save a document as .txt, a table as CSV UTF-8",
+    rb"\{\\rtf": "an RTF document: save it as .txt",
+    rb"PAR1": "a Parquet table: give it a name that ends in .parquet",
+}
 
 
 @dataclass(frozen=True)
@@ -47,7 +76,7 @@ class Source:
         return max(1, os.stat(self.name).st_size) if os.path.isfile(self.name) else 1
 
 
-def list_sources(names: list[str], warns: bool = True) -> list[Source]:
+def list_sources(names: list[str]) -> list[Source]:
     """List the files of the names on the command line, in their order.
 
     Raises:
@@ -61,13 +90,10 @@ def list_sources(names: list[str], warns: bool = True) -> list[Source]:
                 "samples/story.txt`, pipe text in, or pass --dataset. See --help."
             )
         names = [STANDARD_INPUT]
-    sources = [source for name in names for source in _behind(name)]
-    if warns:
-        warn_of_duplicates(sources)
-    return sources
+    return [source for name in names for source in find_files(name)]
 
 
-def _behind(name: str) -> list[Source]:
+def find_files(name: str) -> list[Source]:
     if name == STANDARD_INPUT:
         if sys.stdin is None or sys.stdin.closed:
             raise ValueError("Standard input is closed: pass a FILE.")
@@ -78,11 +104,10 @@ def _behind(name: str) -> list[Source]:
         )
     path = Path(name)
     if path.is_dir():
-        return _in_folder(path)
+        return list_folder(path)
     if not path.exists() and glob.has_magic(name):
-        warn_of_unreadable(name)
-        found = glob.glob(name, recursive=True)
-        files = sorted(file for file in found if os.path.isfile(file) or not os.path.exists(file))
+        found = sorted(glob.glob(name, recursive=True))
+        files = [file for file in found if not os.path.isdir(file)]
         if not files:
             raise ValueError(f"No file matches {name}.")
         return [Source(file, builder_of(file)) for file in files]
@@ -91,72 +116,57 @@ def _behind(name: str) -> list[Source]:
     return [Source(name, builder_of(name))]
 
 
-def _in_folder(folder: Path) -> list[Source]:
+def list_folder(folder: Path) -> list[Source]:
     """List the texts and tables in a folder and its subfolders, except for hidden ones.
-
-    Broken links are listed too, so that opening them reports the missing file.
 
     Raises:
         ValueError: the folder has no texts or tables.
         OSError: a folder cannot be read.
     """
-    files, linked = _walk(folder)
-    taken = [file for file in files if suffix(str(file)) in (*TEXTS, *TABLES)]
+    if any((folder / name).is_file() for name in SAVED):
+        raise ValueError(
+            f"{folder} is a dataset written by save_to_disk: pass --dataset {folder}::train:text, with "
+            "its own split and column."
+        )
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    files, linked = [], []
+    for place, folders, names in os.walk(folder, onerror=refuse):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        # not followed, because they could form a cycle
+        linked += [os.path.join(place, name) for name in folders if Path(place, name).is_symlink()]
+        files += [os.path.join(place, name) for name in names if not name.startswith(".")]
+    taken = sorted(file for file in files if suffix(file) in (*TEXTS, *TABLES))
     if linked:
         say(
-            f"warning: skipped in {folder}, as links to folders: {named(linked)}. Pass the folders "
-            "themselves."
+            f"warning: skipped in {folder}, as links to folders: {list_some(sorted(linked))}. Pass the "
+            "folders themselves."
         )
     if not taken:
         raise ValueError(
             f"{folder} is a folder without {', '.join((*TEXTS, *TABLES))} files. Select other files "
             f"with a glob: '{folder}/*'."
         )
-    left = [str(file) for file in files if file not in set(taken)]
-    if left:
+    if left := sorted(set(files) - set(taken)):
         say(
             f"warning: skipped in {folder}, as their endings are neither of texts nor of tables: "
-            f"{named(left)}."
+            f"{list_some(left)}."
         )
-    return [Source(str(file), builder_of(str(file))) for file in taken]
-
-
-def _walk(folder: Path) -> tuple[list[Path], list[str]]:
-    """Return the files in a folder and its subfolders, sorted, and the links to folders.
-
-    Links to folders are not followed, because they could form a cycle.
-    """
-    files, linked = [], []
-    for place, folders, names in os.walk(folder, onerror=_raise):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        linked += [os.path.join(place, name) for name in folders if Path(place, name).is_symlink()]
-        files += [Path(place, name) for name in names if not name.startswith(".")]
-    return sorted(file for file in files if file.is_file() or not file.exists()), sorted(linked)
-
-
-def _raise(error: OSError) -> None:
-    raise error
-
-
-def warn_of_unreadable(pattern: str) -> None:
-    """Warn about folders on the way of a glob that cannot be read: glob skips them silently."""
-    steps = pattern.split(os.sep)
-    found = set()
-    for number, step in enumerate(steps):
-        needed = os.X_OK | (os.R_OK if glob.has_magic(step) else 0)
-        place = os.sep.join([*steps[:number], ""]) or os.curdir
-        folders = glob.glob(place, recursive=True) if step else []
-        found |= {os.path.normpath(folder) for folder in folders if not os.access(folder, needed)}
-    if found:
-        say(
-            f"warning: skipped for {pattern}, as they are folders that cannot be read: "
-            f"{named(sorted(found))}."
-        )
+    return [Source(file, builder_of(file)) for file in taken]
 
 
 def builder_of(name: str) -> str | None:
-    """Return the format of a table by its ending; None for a text."""
-    return TABLES.get(suffix(name))
+    """Return the format of a table by its ending; None for a text.
+
+    Raises:
+        ValueError: it is a spreadsheet.
+    """
+    ending = suffix(name)
+    if ending in SPREADSHEETS:
+        raise ValueError(f"{name} is a spreadsheet: save it as CSV UTF-8, and pass the .csv file.")
+    return TABLES.get(ending)
 
 
 def suffix(name: str) -> str:
@@ -164,13 +174,81 @@ def suffix(name: str) -> str:
     return Path(name.lower().removesuffix(".gz")).suffix
 
 
-def warn_of_duplicates(sources: list[Source]) -> None:
-    """Warn about a file that is given twice, and counts twice."""
-    seen: dict[tuple[int, int], str] = {}
-    for source in sources:
-        if source.name == STANDARD_INPUT:
-            continue
-        state = os.stat(source.name)
-        first = seen.setdefault((state.st_dev, state.st_ino), source.name)
-        if first is not source.name:
-            say(f"warning: {source.name} is the same file as {first}: it counts twice.")
+# --- contents -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def opened(source: Source) -> Iterator[BinaryIO]:
+    """Open a file or standard input, and decompress gzip.
+
+    Raises:
+        ValueError: the gzip data is broken, or the file is known not to be a text.
+    """
+    is_pipe = source.name == STANDARD_INPUT
+    with nullcontext(sys.stdin.buffer) if is_pipe else open(source.name, "rb") as file:
+        if file.peek(len(GZIP_MAGIC)).startswith(GZIP_MAGIC):
+            file = io.BufferedReader(gzip.GzipFile(fileobj=file))
+        try:
+            head = file.peek(HEAD_BYTES)
+            for beginning, kind in KINDS.items():
+                if re.match(beginning, head):
+                    raise ValueError(f"{source.shown} is {kind}.")
+            yield file
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise ValueError(f"{source.shown} is gzipped, but broken: {error}.") from None
+
+
+def read_text(source: Source, encoding: str | None) -> str:
+    """Read a text with unchanged line ends; drop only a byte order mark.
+
+    Raises:
+        ValueError: it is empty, in another encoding, or not a text.
+    """
+    with opened(source) as file:
+        data = file.read()
+    encoding = encoding or encoding_of(data)
+    try:
+        text = data.decode(encoding).removeprefix("\ufeff")
+    except UnicodeError as error:
+        raise ValueError(wrong_encoding(source, encoding, error)) from None
+    if not text:
+        raise ValueError(f"{source.shown} is empty.")
+    if "\0" in text:
+        raise ValueError(
+            f"{source.shown} contains NUL characters, like a binary file. If it is a text, pass its "
+            "--encoding, such as utf-16-le."
+        )
+    return text
+
+
+@contextmanager
+def opened_lines(source: Source, encoding: str | None) -> Iterator[io.TextIOWrapper]:
+    """Open a table in a text format, with unchanged line ends.
+
+    Raises:
+        ValueError: as for `read_text`.
+    """
+    with opened(source) as file:
+        head = file.peek(HEAD_BYTES)
+        if not head:
+            raise ValueError(f"{source.shown} is empty.")
+        encoding = encoding or encoding_of(head)
+        try:
+            yield io.TextIOWrapper(file, encoding, newline="")
+        except UnicodeError as error:
+            raise ValueError(wrong_encoding(source, encoding, error)) from None
+
+
+def wrong_encoding(source: Source, encoding: str, error: UnicodeError) -> str:
+    said = f"{source.shown} is not {encoding.upper()} text: {getattr(error, 'reason', error)}."
+    if codecs.lookup(encoding).name != "utf-8":
+        return said
+    if getattr(error, "reason", "") == "unexpected end of data":
+        return f"{said} It may be truncated: download or write it again."
+    return f"{said} Pass its --encoding, such as cp1252."
+
+
+def encoding_of(head: bytes) -> str:
+    """Return the encoding of the byte order mark; UTF-8 without one."""
+    marks = (name for mark, name in BYTE_ORDER_MARKS.items() if head.startswith(mark))
+    return next(marks, "utf-8")

@@ -67,11 +67,6 @@ def doubling_or_numbers(low: int) -> Callable[[str], list[int] | str]:
     return lambda text: text if text == "doubling" else read_numbers(text)
 
 
-def name_or_json(text: str) -> str | dict:
-    """Parse a JSON object or a name."""
-    return json_object(text) if text.lstrip().startswith("{") else text
-
-
 def size(unit: int) -> Callable[[str], int]:
     """Return a parser of sizes such as 64M; `unit` is the value of K, 1024 for bytes, else 1000."""
 
@@ -122,27 +117,6 @@ def names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",")]
 
 
-class KeyTwice(ValueError):
-    """A JSON object has a duplicate key."""
-
-    def __init__(self, key: str):
-        super().__init__(f"it has the key {key!r} twice")
-        self.key = key
-
-
-def refuse_duplicates(pairs: list[tuple[str, object]]) -> dict:
-    """Convert a JSON object to a dictionary, as `object_pairs_hook`.
-
-    Raises:
-        KeyTwice: a key is duplicate, where Python's parser would keep the last value.
-    """
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise KeyTwice(next(key for key in keys if keys.count(key) > 1))
-    return value
-
-
 def without_secrets(value: object) -> object:
     """Remove keys and tokens from a JSON object."""
     if not isinstance(value, dict):
@@ -158,11 +132,9 @@ def json_object(text: str) -> dict:
     """Parse a JSON object; convert numeric keys of `max_memory`, as accelerate requires."""
     shown = "the value" if SECRET.search(text) else repr(text)
     try:
-        value = json.loads(text, object_pairs_hook=refuse_duplicates)
+        value = json.loads(text)
     except json.JSONDecodeError as error:
         raise argparse.ArgumentTypeError(f"{shown} is not JSON: {error}") from None
-    except KeyTwice as error:
-        raise argparse.ArgumentTypeError(f"{shown} has the key {error.key!r} twice") from None
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f'{shown} must be a JSON object such as {{"a": 1}}')
     if isinstance(value.get("max_memory"), dict):
@@ -226,14 +198,12 @@ def settings_of(kind: Kind) -> dict:
         case Share():
             return {"type": share}
         case Anything(text) if text is not None:
-            return {"type": READERS[text]}
+            return {"type": READERS.get(text, str)}
     return {}
 
 
 # Parsers of values that are checked where they are used.
 READERS = {
     "names": names,
-    "numbers": whole_numbers(1),
     "JSON": json_object,
-    "name or JSON": name_or_json,
 }

@@ -24,6 +24,10 @@ from .tokenization import (
 )
 from .windows import UNLIMITED_WINDOW, ContextLimit, Plan, Window, num_scored
 
+# Characters of a text from which on the bytes of its tokens are counted: an interval within a text is
+# one of its parts, and shorter texts have none.
+LONG_TEXT = 500
+
 
 class Corpus:
     """The texts as read by protocols: separate or joined, in several encodings.
@@ -52,7 +56,8 @@ class Corpus:
     ) -> tuple[list[str], list[TokenizedText]]:
         """Return the texts, or the joined text, and their tokens."""
         joint = protocol.join if separator is None else separator
-        with_offsets = with_offsets or self.with_offsets
+        length = (max if joint is None else sum)(map(len, self.texts))
+        with_offsets = with_offsets or self.with_offsets or length >= LONG_TEXT
         given = joint is not None and separator is not None
         encoding = (protocol.encoding, protocol.texts_joined, protocol.pairs)
         key = (*encoding, joint, given, with_offsets)

@@ -13,6 +13,7 @@ from ..digests import TextsDigest
 from ..errors import wording_of
 from ..models.interface import ScoredModel, describe_measurement
 from ..plan.measurement import Columns, Measurement, scatter_to_tokens
+from ..plan.settings import LONG_TEXT
 from ..plan.tokenization import ScoredPart, TokenizedText, tokens_of
 from ..plan.windows import Window, count_inputs, guide_weights, merge_windows, num_scored, unite
 from ..protocols import count_words
@@ -214,6 +215,7 @@ def text_scores(
             num_bytes=len(body.encode("utf-8")),
             num_characters=len(body),
             num_words=count,
+            token_bytes=bytes_of_tokens(text, stream, windows),
             **scored_units(text, stream, windows, of_text),
         )
         for text, body, stream, windows, of_text, count in zip(
@@ -326,6 +328,22 @@ def bounds_of_tokens(text: str, stream: TokenizedText) -> tuple[np.ndarray, np.n
         ends[np.flatnonzero(own)[-1] :] = len(text)
     starts = np.concatenate([[stream.begin], ends[:-1]])
     return starts, ends
+
+
+def bytes_of_tokens(text: str, stream: TokenizedText, windows: list[Window]) -> np.ndarray | None:
+    """Count the bytes of each scored token of a long text, window after window (N,).
+
+    Returns:
+        None for a short text; NaN if the tokenizer returns no offsets.
+    """
+    if len(text) < LONG_TEXT:
+        return None
+    if stream.offsets is None:
+        return np.full(num_scored(windows), np.nan)
+    starts, ends = bounds_of_tokens(text, stream)
+    bytes_before = count_bytes_before(text)
+    sizes = np.where(stream.added, 0, bytes_before[ends] - bytes_before[starts])
+    return np.concatenate([sizes[window.first : window.end] for window in windows])
 
 
 def count_bytes_before(text: str) -> np.ndarray:

@@ -51,6 +51,8 @@ class TextScores:
         scored_nll, scored_bytes, scored_characters: sums over the scored tokens with characters;
             None if the tokenizer returns no offsets.
         num_context: tokens read only as context, if a part of the text is scored.
+        token_bytes: UTF-8 bytes of the scored tokens, like `window_nlls` one after the other (N,);
+            NaN if unknown; None for all alike, as in a text that is too short to be cut.
     """
 
     window_nlls: list[np.ndarray]
@@ -65,6 +67,15 @@ class TextScores:
     scored_bytes: int | None = None
     scored_characters: int | None = None
     num_context: int = 0
+    token_bytes: np.ndarray | None = None
+
+    @property
+    def bytes_of_tokens(self) -> np.ndarray:
+        """UTF-8 bytes of the scored tokens, see `token_bytes` (N,)."""
+        if self.token_bytes is not None:
+            return self.token_bytes
+        count = sum(map(len, self.window_nlls))
+        return np.full(count, self.num_bytes / max(1, count))
 
 
 def nll_interval(estimate: Estimate, cap: float = math.inf) -> list[float] | None:
@@ -135,7 +146,7 @@ class Totals:
 
     Attributes:
         aggregation: the settings by which the sums become a result.
-        blocks: sums over blocks of tokens, of the columns tokens, nll, weight, and term.
+        blocks: sums over blocks of tokens, of the columns tokens, nll, weight, term and bytes.
         squares: squared deviations of the nlls from their text's mean, summed (T,).
         units: the sums `UNITS` of each text (T, 6).
         counts: counts that add up over calls.
@@ -173,7 +184,8 @@ class Totals:
         weights = token_weights(texts, sizes, aggregation.average)
         terms = np.multiply(nlls, weights, out=np.zeros_like(nlls), where=weights > 0)
         lengths = [text.stream_length for text in texts]
-        columns = [np.ones_like(nlls), nlls, weights, terms]
+        num_bytes = np.concatenate([text.bytes_of_tokens for text in texts])
+        columns = [np.ones_like(nlls), nlls, weights, terms, num_bytes]
         blocks = Blocks.of(lengths, text_of_token, positions, columns)
         sums = blocks.by_text()
         means = sums[:, 1] / sums[:, 0]
@@ -260,7 +272,7 @@ class Totals:
         An interval needs of a text that it never cuts only the weight and the term; only texts of at
         least a fourteenth of the whole keep their blocks.
         """
-        tokens, nlls, weights, terms = self.of_texts.T
+        tokens, nlls, weights, terms, _ = self.of_texts.T
         if self.aggregation.average == "texts":
             terms = self._rows.perplexity_sums
         blocks = self.blocks.uncut(tokens.sum() / NUM_PARTS)
@@ -395,7 +407,7 @@ class Totals:
 
     @cached_property
     def of_texts(self) -> np.ndarray:
-        """Sums of the columns of `blocks` over each text (T, 4)."""
+        """Sums of the columns of `blocks` over each text (T, 5)."""
         return self.blocks.by_text()
 
     def result(self) -> dict:
@@ -404,7 +416,7 @@ class Totals:
         Returns:
             plain Python numbers; nats for `total_nll`, bits where the name says so.
         """
-        tokens, nlls, _, _ = self.of_texts.T
+        tokens, nlls, *_ = self.of_texts.T
         total, count = float(_sum(nlls)), int(_sum(tokens))
         estimate, clusters = self.estimate()
         of_each = self._of_each_text()  # lists take room, which the estimate has given back
@@ -418,7 +430,7 @@ class Totals:
             "perplexity_interval": perplexity_interval(estimate, self.aggregation.cap),
             "interval_sample": clusters.sample if has_interval else None,
             "interval_scope": clusters.scope if has_interval else None,
-            **self._per_unit(),
+            **self._per_unit(clusters),
             **{name: self.identity[name] for name in SIGNATURES if name in self.identity},
             **of_each,
             "perplexity_stderr": perplexity * stderr if known and stderr is not None else None,
@@ -456,7 +468,7 @@ class Totals:
         cap = self.aggregation.cap
         return [
             exp(min(term / weight, cap)) if weight > 0 else math.nan
-            for _, _, weight, term in map(np.ndarray.tolist, self.of_texts)
+            for _, _, weight, term in map(np.ndarray.tolist, self.of_texts[:, :4])
         ]
 
     def estimate(self) -> tuple[Estimate, Clusters]:
@@ -485,7 +497,7 @@ class Totals:
 
     def _terms_and_weights(self, clusters: Clusters) -> tuple[np.ndarray, np.ndarray]:
         """Return the numerators and denominators of the (log) perplexity of each cluster."""
-        _, _, weights, terms = clusters.sums.T
+        _, _, weights, terms, _ = clusters.sums.T
         if self.aggregation.average == "texts":
             return self._rows.perplexity_sums, self._rows.num_texts
         return terms, weights
@@ -493,18 +505,35 @@ class Totals:
     def _sum_units(self) -> dict[str, float]:
         return dict(zip(UNITS, _sum(self.units).tolist()))
 
-    def _per_unit(self) -> dict[str, float | None]:
-        """Compute the numbers per byte, character and word."""
+    def _per_unit(self, clusters: Clusters) -> dict[str, float | list[float] | None]:
+        """Compute the numbers per byte, with their interval, per character and per word."""
         units = self._sum_units()
         per_byte = units["unit nll"] / units["bytes"]
         per_character = units["unit nll"] / units["characters"]
         words = units["words"]
         return {
             "bits_per_byte": per_byte / math.log(2),
+            "bits_per_byte_interval": self._interval_of_bits(clusters, per_byte / math.log(2)),
             "bits_per_character": per_character / math.log(2),
             # a text of only white space has no words
             "word_perplexity": exp(units["word nll"] / words) if words else None,
         }
+
+    def _interval_of_bits(self, clusters: Clusters, bits: float) -> list[float] | None:
+        """Return the interval of the bits per byte, a ratio of sums over the clusters.
+
+        It is not that of the perplexity in other units: where a text is hard, its tokens are shorter.
+        """
+        units = dict(zip(UNITS, self.units.T))
+        nlls, num_bytes = units["unit nll"], units["bytes"]
+        if len(nlls) != len(clusters.sums):  # parts of texts
+            _, nlls, _, _, num_bytes = clusters.sums.T
+        if self.groups is not None or not np.isfinite([nlls, num_bytes]).all():
+            return None  # summed over texts of as many tokens, or unknown
+        estimate = estimate_ratio(nlls, num_bytes)
+        if estimate.interval is None or not estimate.value:
+            return None
+        return [max(0.0, bound) / estimate.value * bits for bound in estimate.interval]
 
     def _adjusted_perplexity(self, mean_nll: float) -> float | None:
         """Compute the perplexity per original word: exp(loss × tokens / words).
@@ -526,7 +555,7 @@ class Totals:
         llama.cpp: σ² = (E[nll²] - E[nll]²) / (n - 1).  mlx-lm: σ = std(ddof=1) / √n.  Both are
         the same number times the perplexity, up to rounding.
         """
-        tokens, nlls, _, _ = self.of_texts.T
+        tokens, nlls, *_ = self.of_texts.T
         count = int(tokens.sum())
         if count < 2 or not np.isfinite(nlls).all():
             return None

@@ -1,0 +1,345 @@
+"""The command line with several models: tables, paired changes, references, gates and pictures."""
+
+import csv
+import io
+import itertools
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+from models import make_byte_tokenizer, make_model, make_tokenizer, random_text, save
+
+from perplexity_sliding.cli import comparing, measuring, plots
+
+FILES = ("long.txt", "short.txt")
+PROTOCOLS = ("sliding", "lm-eval", "llama.cpp")
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "250")
+    Path("texts").mkdir()
+    for number in range(12):
+        Path(f"texts/{number:02}.txt").write_text(random_text(40, number), "utf-8")
+    for seed, (name, length) in enumerate(zip(FILES, (150, 90))):
+        Path(name).write_text(random_text(length, seed), "utf-8")
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory) -> Path:
+    """Models that are alike but for their weights, named as a training names them."""
+    folder = tmp_path_factory.mktemp("run")
+    for seed, step in enumerate((9, 10, 100)):
+        save(folder / f"checkpoint-{step}", make_model("gpt2", seed=seed), make_tokenizer())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory) -> str:
+    """A folder with a model that is much like the tiny one."""
+    folder = tmp_path_factory.mktemp("models") / "other"
+    return save(folder, make_model("gpt2", spread=0.33), make_tokenizer())
+
+
+@pytest.fixture(scope="module")
+def of_bytes(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("models") / "bytes"
+    return save(folder, make_model("gpt2", vocab_size=300), make_byte_tokenizer())
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory) -> str:
+    """A folder with a model whose windows are half as long as the tiny one's."""
+    folder = tmp_path_factory.mktemp("models") / "short"
+    return save(folder, make_model("gpt2", seed=1, n_positions=8), make_tokenizer())
+
+
+@pytest.fixture
+def sweep(call, checkpoints):
+    """Run the command line with all checkpoints."""
+    return lambda *argv: call(*argv, model=f"{checkpoints}/checkpoint-*")
+
+
+def texts_in(folder: str) -> list[str]:
+    return [path.read_text("utf-8") for path in sorted(Path(folder).iterdir())]
+
+
+def row_of(outcome, name: str) -> dict[str, str]:
+    """The cells of a line of a table, by their titles."""
+    assert outcome.code == 0, outcome.err
+    lines = outcome.out.splitlines()
+    line = next(line for line in lines if line.startswith(name))
+    return dict(zip(re.split("  +", lines[0].strip()), re.split("  +", line.strip())))
+
+
+# ---- several models, settings and texts
+
+
+def test_models_by_protocols_by_texts_is_one_table(sweep, metric, checkpoints):
+    """Each number is that of a call by itself."""
+    argv = (*FILES, f"--protocol={','.join(PROTOCOLS)}", "--columns=text", "--format=markdown")
+    head, _, *lines = sweep(*argv).out.split("\n\n")[0].splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in (head, *lines)]
+    assert cells[0] == ["model", "protocol", *FILES]
+    models = [f"checkpoint-{step}" for step in (9, 10, 100)]
+    assert [tuple(line[:2]) for line in cells[1:]] == list(itertools.product(models, PROTOCOLS))
+    for model, protocol, *shown in cells[1:]:
+        for file, value in zip(FILES, shown):
+            result = metric.compute(
+                predictions=[Path(file).read_text("utf-8")],
+                model_id=str(checkpoints / model),
+                protocol=protocol,
+            )
+            assert value == f"{result['perplexity']:.2f}"
+
+
+def test_without_columns_each_measurement_is_a_row_over_all_texts(sweep, metric, checkpoints):
+    rows = list(csv.DictReader(io.StringIO(sweep(*FILES, "--stride=8,4", "--format=csv").out)))
+    assert [(row["model"], row["stride"]) for row in rows] == [
+        (f"checkpoint-{step}", stride) for step in (9, 10, 100) for stride in ("8", "4")
+    ]
+    texts = [Path(file).read_text("utf-8") for file in FILES]
+    model = str(checkpoints / "checkpoint-10")
+    result = metric.compute(predictions=texts, model_id=model, stride=4)
+    assert float(rows[3]["perplexity"]) == pytest.approx(result["perplexity"], rel=1e-9)
+
+
+@pytest.mark.parametrize("more", [[], ["--stride=4,8"]])
+def test_the_paired_change_against_the_first_model(sweep, metric, checkpoints, more):
+    """As a comparison with the first as the reference has it."""
+    rows = sweep(*FILES, "--json", *more).json["measurements" if more else "models"]
+    paired = [row["ratio_to_first_model"] for row in rows if "ratio_to_first_model" in row]
+    assert len(paired) == len(rows) * 2 / 3
+    expected = metric.compute(
+        predictions=[Path(file).read_text("utf-8") for file in FILES],
+        model_id=str(checkpoints / "checkpoint-100"),
+        reference=str(checkpoints / "checkpoint-9"),
+        stride=rows[-1]["stride"],
+    )["comparison"]["perplexity_ratio"]
+    for key in ("ratio", "interval", "pvalue"):
+        assert paired[-1][key] == pytest.approx(expected[key], rel=1e-4)
+    table = sweep(*FILES, *more).out
+    assert f"{100 * (expected['ratio'] - 1):+.2f} %" in table
+    assert "change: of the perplexity against checkpoint-9" in table
+
+
+def test_a_change_stands_in_the_rows_to_which_it_applies(call, other, of_bytes, tiny):
+    """Of other tokenizers no perplexities per token, but bits per byte with their interval."""
+    argv = ("texts", f"--model={other}", f"--model={of_bytes}")
+    rows = {row["name"]: row for row in call(*argv, "--json").json["models"]}
+    outcome = call(*argv)
+    assert "  perplexity  " not in outcome.out.splitlines()[0]
+    assert "The tokenizers differ: perplexities per token cannot be compared." in outcome.out
+    assert "ratio_to_first_model" not in rows["bytes"]
+    change = 100 * (rows["tiny"]["ratio_to_first_model"]["ratio"] - 1)
+    assert row_of(outcome, "tiny")["change"] == f"{change:+.2f} %"
+    line = next(line for line in outcome.out.splitlines() if line.startswith("bytes"))
+    low, high = rows["bytes"]["bits_per_byte_interval"]
+    assert f"{low:.2f} – {high:.2f}" in line.replace("  ", " ") or f"{low:.4f} – {high:.4f}" in line
+    assert "%" not in line
+    only = call("texts", f"--model={of_bytes}").out
+    assert "change" not in only, "no legend of a column that is not there"
+
+
+def test_an_empty_cell_has_its_reason(sweep):
+    """One text is too short for a protocol; the others of its row and column are scored."""
+    Path("short.txt").write_text("w5 w6 w7", "utf-8")
+    outcome = sweep(*FILES, "--protocol=sliding,gptq", "--columns=text")
+    assert outcome.code == 2
+    lines = [line.split() for line in outcome.out.splitlines()]
+    assert [line[-1] for line in lines[1:7]].count("–") == 3
+    assert "checkpoint-9, short.txt, gptq; checkpoint-10, short.txt, gptq" in outcome.out
+
+
+def test_what_fails_is_a_row_and_costs_no_other(call, sweep, checkpoints):
+    Path("picture.txt").write_bytes(b"\xff\xd8\xff")
+    outcome = sweep(*FILES, "picture.txt", "--columns=text")
+    assert outcome.code == 2 and "picture.txt is not UTF-8 text" in outcome.out
+    assert re.search(r"^checkpoint-9 +\d+\.\d\d +\d+\.\d\d +–$", outcome.out, re.M)
+    Path("broken").mkdir()
+    Path("broken/config.json").write_text("{}")
+    for more in ([], ["--protocol=sliding,lm-eval"], ["--protocol=all"]):
+        outcome = call(*FILES, "--model=broken", *more, model=f"{checkpoints}/checkpoint-9")
+        assert outcome.code == 2 and "error: " in outcome.err and "broken" in outcome.err
+        assert "checkpoint-9" in outcome.out
+
+
+def test_rows_with_ids_are_named_in_errors(call):
+    """By their ids, not by positions among all texts."""
+    Path("t.csv").write_text("id,text\nx,w5 w6 w7\ny, \n")
+    argv = ("t.csv", "--id-column=id", "--add-start-token=false", "--stride=4,8")
+    outcome = call(*argv)
+    assert outcome.code == 2 and "(y)" in outcome.err and "position" not in outcome.err
+
+
+def test_labels_columns_and_gates_name_models(sweep, call):
+    argv = (*FILES, "--label=early,middle,late")
+    assert [row["name"] for row in sweep(*argv, "--json").json["models"]] == [
+        *("early", "middle", "late"),
+    ]
+    assert sweep(*argv, "--format=csv").out.startswith("label,perplexity,")
+    outcome = sweep(*argv, "--stride=8,4", "--fail-above=1", "--columns=stride,change")
+    assert outcome.code == 1 and " of early, 8 is above --fail-above 1" in outcome.err
+    assert "8: change" not in outcome.out and re.search(r"^late +[-+]\d", outcome.out, re.M)
+
+
+def test_other_windows_of_models_are_said(call, short):
+    said = "The windows differ, in tokens: short 8, tiny 16. --max-length 8 compares"
+    for argv in ([], ["--protocol=sliding,lm-eval"]):
+        argv = ["long.txt", f"--model={short}", *argv]
+        assert said in " ".join(call(*argv).out.split())
+        assert "The windows differ" not in call(*argv, "--max-length=8").out
+
+
+# ---- a reference
+
+
+def test_the_report_of_a_model_and_its_reference(call, metric, tiny, other):
+    """It begins with a sentence, and its numbers are the metric's."""
+    outcome = call("texts", f"--reference={other}")
+    texts = texts_in("texts")
+    comparison = metric.compute(predictions=texts, model_id=tiny, reference=other)["comparison"]
+    assert outcome.out.splitlines()[0] == comparison["summary"]
+    assert f"× {comparison['perplexity_ratio']['ratio']:.4f}" in outcome.out
+    assert f"{comparison['kl']:.5f} nats" in outcome.out
+    for group in comparison["by_tokens_seen"]:
+        assert f"{group['kl']:.5f}" in outcome.out
+    begin, end = comparison["worst_tokens"][0]["offset"]
+    assert f"[{texts[comparison['worst_tokens'][0]['text']][begin:end]}]" in outcome.out
+    rows = call("texts/00.txt", f"--reference={other}", "--tokens", "--format=jsonl").out
+    first = json.loads(rows.splitlines()[0])
+    assert {"kl_nats", "reference_nll_nats", "top", "reference_top", "nll_nats"} <= first.keys()
+    (row,) = csv.DictReader(io.StringIO(call("texts", f"--reference={other}", "--format=csv").out))
+    assert float(row["comparison_kl_nats"]) == pytest.approx(comparison["kl"])
+
+
+def test_the_smaller_window_of_two_is_said(call, metric, tiny, short, of_bytes):
+    outcome = call("long.txt", f"--reference={short}")
+    (warning,) = outcome.warnings
+    assert "windows of 8 tokens" in warning and "Pass --max-length 8" in warning
+    (line,) = [line for line in outcome.out.splitlines() if line.startswith("window")]
+    assert line.endswith(" the smaller of the two") and "8 of 16" in line
+    other = call("long.txt", f"--reference={short}", model=of_bytes).out
+    assert "Both read the smaller of their windows: reference 8   model 8 of" in other
+    silent = call("long.txt", f"--reference={short}", "--max-length=8")
+    assert silent.warnings == [] and "the smaller of the two" not in silent.out
+
+
+def test_the_reference_has_a_row_for_each_window(call, short, other):
+    """It stood with its perplexity in one window beside a ratio to that in another."""
+    argv = ("long.txt", f"--model={short}", f"--reference={other}")
+    outcome = call(*argv)
+    for row in call(*argv, "--json").json["models"]:
+        own = row_of(outcome, f"reference, L{row['max_length']}")
+        assert own["perplexity"] == f"{row['comparison']['reference_perplexity']:.4f}"
+    said = "smaller of their two windows, in tokens: short 8, tiny 16. The reference is other."
+    assert said in " ".join(outcome.out.split())
+
+
+def test_margin_is_a_gate(call, tiny, other):
+    """Against random text the tiny model is about a quarter better than the other."""
+    assert call("texts", f"--reference={tiny}", "--margin=0.9", model=other).code == 0
+    missed = call("texts", f"--reference={tiny}", "--margin=0.01", model=other)
+    assert missed.code == 1
+    assert "other is not within --margin 0.01 at 95 % confidence" in missed.err
+    Path("short.txt").write_text("w5 w6 w7", "utf-8")
+    assert call("short.txt", f"--reference={other}", "--margin=0.9").code == 1
+
+
+@pytest.mark.parametrize("format", ["text", "markdown", "latex"])
+def test_several_models_and_a_reference_make_one_table(call, metric, tiny, other, of_bytes, format):
+    """With other tokenizers: bits per byte, their change and its interval."""
+    outcome = call("texts", f"--reference={other}", f"--model={of_bytes}", f"--format={format}")
+    assert "× reference" not in outcome.out
+    for name, model in (("bytes", of_bytes), ("tiny", tiny)):
+        result = metric.compute(predictions=texts_in("texts"), model_id=model, reference=other)
+        comparison = result["comparison"]
+        [line] = [line for line in outcome.out.splitlines() if name in line and "." in line]
+        line = line.replace("--", " ").replace("–", " ").replace("−", "-").replace(r"\(-\)", "-")
+        ratio = comparison.get("byte_perplexity_ratio") or comparison["perplexity_ratio"]
+        pvalues = [] if format == "text" else [max(ratio["pvalue"], 1e-4)]
+        expected = [
+            *(result["bits_per_byte"], comparison["bits_per_byte_change"]),
+            *(*comparison["bits_per_byte_change_interval"], *pvalues),
+        ]
+        numbers = [float(cell) for cell in re.findall(r"[-+]?\d+\.\d+", line)]
+        assert numbers == pytest.approx(expected, abs=1e-4)
+    alike = call("texts", f"--reference={tiny}", f"--model={tiny}", model=other)
+    expected = metric.compute(predictions=texts_in("texts"), model_id=tiny)["perplexity"]
+    assert row_of(alike, "tiny (reference)")["perplexity"] == f"{expected:.4f}"
+
+
+def test_infinite_divergence_is_said():
+    comparison = {
+        **{"kl": math.inf, "kl_interval": None, "token_agreement": 0.5, "same_top": 0.5},
+        **{"kl_percentiles": {"50": 0.1, "99": math.inf, "100": math.inf}, "delta_p": 0.0},
+        **{"rms_delta_p": 0.1, "num_infinite_kl": 3, "interval_sample": None},
+    }
+    assert "3 tokens have an infinite divergence" in comparing.of_divergence(comparison)
+    tokens = [{"nll": 1.5, "reference_nll": 1.5, "text": 0, "offset": (0, 1)}]
+    assert comparing.of_worst(tokens, ["a"]) == "No token's probability changed."
+
+
+# ---- pictures
+
+
+def drawn(rows, axes) -> list[float]:
+    return plots.draw_models(rows, axes).axes[0].lines[0].get_xdata().tolist()
+
+
+def test_a_model_with_other_tokens_is_not_drawn_on_the_line_of_the_first(call, other, of_bytes):
+    """Its change does not apply, and was drawn as 0 %: bits per byte are drawn for all."""
+    argv = ("texts", f"--model={other}", f"--model={of_bytes}")
+    rows = call(*argv, "--json").json["models"]
+    axes = plots.draw_models(rows, ["model"]).axes[0]
+    assert axes.lines[0].get_xdata().tolist() == [row["bits_per_byte"] for row in rows]
+    assert axes.get_xlabel().startswith("bits per byte")
+    bars = [segment[:, 0].tolist() for segment in axes.collections[0].get_segments()]
+    assert bars == [pytest.approx(row["bits_per_byte_interval"]) for row in rows]
+    for more in ([], [f"--reference={other}"]):
+        assert call(*argv, "--plot=plot.png", *more).code == 0
+        assert Path("plot.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_a_missing_change_is_not_drawn_as_none(sweep):
+    rows = sweep(*FILES, "--protocol=sliding,lm-eval", "--json").json["measurements"]
+    axes = ["model", "protocol"]
+    changes = [
+        100 * (row["ratio_to_first_model"]["ratio"] - 1) if "ratio_to_first_model" in row else 0.0
+        for row in rows
+    ]
+    assert drawn(rows, axes) == pytest.approx(changes)
+    del rows[3]["ratio_to_first_model"]
+    assert [math.isnan(value) for value in drawn(rows, axes)] == [n == 3 for n in range(6)]
+
+
+def test_plotted_numbers_of_a_comparison(metric, tiny, other):
+    result = metric.compute(
+        predictions=texts_in("texts"), model_id=tiny, reference=other, return_token_scores=True
+    )
+    rows = [{"name": "tiny"} | result]
+    by_context, _, change, distribution = plots.draw_models(rows, ["model"]).axes[:4]
+    groups = result["comparison"]["by_tokens_seen"]
+    assert by_context.lines[0].get_ydata().tolist() == [group["kl"] for group in groups]
+    assert change.lines[0].get_ydata().tolist() == [group["log_ratio"] for group in groups]
+    assert sum(bar.get_height() for bar in distribution.patches) == result["num_tokens"]
+    ratios, divergences = plots.draw_models(rows * 2, ["model"]).axes
+    ratio = result["comparison"]["perplexity_ratio"]["ratio"]
+    assert ratios.lines[0].get_xdata().tolist() == [ratio] * 2
+    assert divergences.lines[0].get_xdata().tolist() == [result["comparison"]["kl"]] * 2
+
+
+def test_paired_changes_of_contexts_are_drawn():
+    rows = [
+        {"context_length": 4, "perplexity": 9.0, "interval": None, "num_tokens": 5}
+        | {"ratio_to_longest": {"ratio": 1.5, "interval": [1.2, 1.8]}},
+        {"context_length": 8, "perplexity": 6.0, "interval": None, "num_tokens": 5},
+    ]
+    assert plots.draw_contexts(rows).axes[0].lines[0].get_ydata().tolist() == [50.0, 0.0]
+    report = measuring.Report(corpus={"by_context_length": rows})
+    plots.draw(report, "curve.svg")
+    assert Path("curve.svg").read_text().startswith("<?xml")
