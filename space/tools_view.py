@@ -5,7 +5,6 @@ import json
 import math
 from collections.abc import Sequence
 
-from perplexity_sliding.finding.candidates import averages_of
 from perplexity_sliding.views.markup import change, count, escape, number
 from perplexity_sliding.views.window_picture import KEY, pictured_tokens, window_picture
 
@@ -13,6 +12,7 @@ from .protocols import guide
 from .service import Scored, Sweep
 from .settings import Settings
 
+AVERAGES = ("perplexity", "mean_perplexity", "word_perplexity", "bits_per_byte")  # that papers print
 MARGIN = 0.04  # of the axis, left free at either end
 READ_FIELD = (
     '<p><label class="ps-read">A number you have read: <input type="text" inputmode="decimal" autocomplete="off" '
@@ -89,8 +89,10 @@ def _tool_part(scored: Scored, first: Scored) -> str:
 
 def _values(result: dict) -> str:
     """Write every average of a result that a paper may print, by name."""
-    values = averages_of(result).items()
-    return escape(json.dumps({name: value for name, value in values if math.isfinite(value)}))
+    values = {name: result[name] for name in AVERAGES if result.get(name) is not None}
+    values["nats_per_token"] = math.log(values["perplexity"])
+    finite = {name: value for name, value in values.items() if math.isfinite(value)}
+    return escape(json.dumps(finite))
 
 
 def _sizes(settings: Settings) -> str:
