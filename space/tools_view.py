@@ -12,7 +12,12 @@ from .protocols import guide
 from .service import Scored, Sweep
 from .settings import Settings
 
-AVERAGES = ("perplexity", "mean_perplexity", "word_perplexity", "bits_per_byte")  # that papers print
+AVERAGES = (
+    "perplexity",
+    "mean_perplexity",
+    "word_perplexity",
+    "bits_per_byte",
+)  # that papers print
 MARGIN = 0.04  # of the axis, left free at either end
 READ_FIELD = (
     '<p><label class="ps-read">A number you have read: <input type="text" inputmode="decimal" autocomplete="off" '
