@@ -87,6 +87,8 @@ class Protocol:
         scores_next: whether a window also scores the token after it, from its last row, and so
             reads `max_length` tokens instead of `max_length - 1`: "always", "never", or
             "without overlap", where windows share no token.
+        feeds_last: whether the tool also feeds a window's last token, from which it scores nothing;
+            that shows where scores depend on the length of a pass.
         scores: "new" tokens, which no earlier window has scored, the "second half" of
             each window, or "all" tokens of each.
         first_window: number of tokens of the first window: "full", like all others, or at most a
@@ -123,6 +125,7 @@ class Protocol:
     start_choices: tuple[Literal["once", "every"] | bool, ...] = (True, False, "once", "every")
     drops_written_start: bool = False
     scores_next: Literal["always", "never", "without overlap"] = "never"
+    feeds_last: bool = False
     scores: Literal["new", "second half", "all"] = "new"
     first_window: Literal["full", "stride"] = "full"
     last: Literal["short", "full", "dropped", "popped", "cut"] = "short"
@@ -192,6 +195,7 @@ PROTOCOLS = protocol_table(
             "The same windows, but the average is taken over windows instead of tokens, so a short "
             "last window counts as much as a full one."
         ),
+        feeds_last=True,
         stride="half",
         encoding="default",
         join="\n\n",
@@ -204,6 +208,7 @@ PROTOCOLS = protocol_table(
         description=(
             "The same windows; each window's average is weighted by its number of tokens, less one."
         ),
+        feeds_last=True,
         stride="half",
         encoding="default",
         join="\n\n",
@@ -214,6 +219,7 @@ PROTOCOLS = protocol_table(
         "stock",
         source="evaluate's own perplexity metric",
         description="Only the first window of each text is read; the rest is cut off.",
+        feeds_last=True,
         start="chosen",
         start_choices=(True, False),
         last="cut",
@@ -256,6 +262,7 @@ PROTOCOLS = protocol_table(
             "Windows do not overlap, and only the second half of each is scored; what does not "
             "fill a window is dropped."
         ),
+        feeds_last=True,
         max_length=512,
         encoding="default",
         start="replace",
@@ -273,6 +280,7 @@ PROTOCOLS = protocol_table(
             "Windows do not overlap, the first token of each is not scored, and what does not fill "
             "a window is dropped."
         ),
+        feeds_last=True,
         max_length=2048,
         encoding="default",
         last="dropped",
@@ -283,6 +291,7 @@ PROTOCOLS = protocol_table(
         "exllamav2",
         source="ExLlamaV2, --standard_perplexity",
         description="Windows are at most 512 tokens apart; what does not fill a window is dropped.",
+        feeds_last=True,
         stride=512,
         last="dropped",
         join="\n\n",
@@ -323,6 +332,7 @@ PROTOCOLS = protocol_table(
             "The token ids of every thousand texts are cut into blocks; the first token of each is "
             "not scored and an incomplete block is dropped."
         ),
+        feeds_last=True,
         max_length="tokenizer or 1024",
         encoding="default",
         last="dropped",
@@ -336,6 +346,7 @@ PROTOCOLS = protocol_table(
             "Windows at most 256 tokens apart, each with the start token; the average is taken "
             "over windows instead of tokens."
         ),
+        feeds_last=True,
         stride=256,
         start="every if any",
         aggregate="window means",
@@ -348,6 +359,7 @@ PROTOCOLS = protocol_table(
             "One window of each text, with the start token, and the rest is cut off: an average "
             "over all lengths of context up to the window's."
         ),
+        feeds_last=True,
         start="every if any",
         last="cut",
         aggregate="window means",
@@ -359,6 +371,7 @@ PROTOCOLS = protocol_table(
             "Windows at most 256 tokens apart, each scoring all of its tokens: where they overlap, "
             "a token counts many times and with many lengths of context."
         ),
+        feeds_last=True,
         stride=256,
         encoding="default",
         scores="all",

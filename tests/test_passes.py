@@ -311,6 +311,65 @@ def test_length_dependent_positions_are_measured_by_the_windows_length(metric):
         assert entry["total_nll"] == pytest.approx(single["total_nll"], rel=1e-6)
 
 
+def fed_by_tools(ids: list[int], length: int) -> dict[str, list[tuple[list[int], range]]]:
+    """What each tool feeds in a pass, and the rows from which it scores the token after."""
+    count = len(ids)
+    chunks = [ids[begin : begin + length] for begin in range(0, count - length + 1, length)]
+    half = length // 2
+    starts = range(0, max(1, count - length + half), half)
+    guide = [(min(n - half + length, count) if n else 0, n, min(n + length, count)) for n in starts]
+    ends = [min(end, count) for end in range(length, count + length, length)]
+    first, *later = ends
+    return {
+        "gptq": [(chunk, range(length - 1)) for chunk in chunks],
+        "run-clm": [(chunk, range(length - 1)) for chunk in chunks],
+        "llama.cpp": [(chunk, range(half, length - 1)) for chunk in chunks],
+        "mlx-lm": [(chunk[:-1], range(length - 1)) for chunk in chunks],
+        "stock": [([BOS, *ids[: length - 1]], range(length - 1))],
+        "transformers-docs": [
+            (ids[begin:end], range(max(before - 1, begin) - begin, end - begin - 1))
+            for before, begin, end in guide
+        ],
+        "lm-eval": [([BOS, *ids[: first - 1]], range(first))]
+        + [
+            (ids[end - 1 - length : end - 1], range(length - (end - before), length))
+            for before, end in zip(ends, later)
+        ],
+    }
+
+
+@pytest.mark.parametrize("length", [13, 16])
+@pytest.mark.parametrize("protocol", fed_by_tools([1, 2, 3, 4], 2))
+@pytest.mark.filterwarnings("ignore:.*exceeds the model's stated limit|.*past the 8 tokens")
+def test_passes_are_as_long_as_the_tool_s_where_their_length_matters(metric, protocol, length):
+    text = random_text(40, seed=4)
+    ids = [int(word[1:]) for word in text.split()]
+    result = metric.compute(
+        predictions=[text],
+        model=rotary_model("dynamic"),
+        tokenizer=make_tokenizer(eos=False) if protocol == "lm-eval" else make_tokenizer(),
+        protocol=protocol,
+        max_length=length,
+    )
+    expected = 0.0
+    count = 0
+    for fed, rows in fed_by_tools(ids, length)[protocol]:
+        logs = reference.log_probs(rotary_model("dynamic"), fed)
+        for row in rows:
+            following = fed[row + 1] if row + 1 < len(fed) else after(ids, fed)
+            expected -= logs[row][following].item()
+            count += 1
+    assert result["num_tokens"] == count
+    assert result["total_nll"] == pytest.approx(expected, rel=1e-6)
+
+
+def after(ids: list[int], fed: list[int]) -> int:
+    """The token that follows what is fed."""
+    fed = [token for token in fed if token != BOS]
+    places = [n for n in range(len(ids)) if ids[n : n + len(fed)] == fed]
+    return ids[places[0] + len(fed)]
+
+
 @pytest.mark.parametrize(
     "spans, num_windows, length",
     [

@@ -350,4 +350,7 @@ def border_windows(plan: Plan, stream: TokenizedText) -> list[Window]:
     borders = [(end, end + 1) for _, end in targets]
     inside = [border for border in borders if border[0] < len(stream)]
     windows = restrict_windows(plan.windows(len(stream)), inside)
-    return windows + restrict_windows(plan.windows(len(stream) + 1), borders[len(inside) :])
+    last = restrict_windows(plan.windows(len(stream) + 1), borders[len(inside) :])
+    if plan.protocol.feeds_last:  # the last token is fed in any case
+        last = [window._replace(behind=-1) for window in last]
+    return windows + last

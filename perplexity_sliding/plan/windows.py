@@ -195,7 +195,9 @@ class Plan:
         )
 
     def over(self, stream: int, windows: Iterable[Window]) -> "list[PlannedWindow]":
-        """List windows over a stream of tokens, with the start token's id."""
+        """List windows over a stream of tokens, as long as the tool's, with the start token's id."""
+        if self.protocol.feeds_last:
+            windows = [window._replace(behind=window.behind + 1) for window in windows]
         return [PlannedWindow(stream, w, self.start_id if w.start_token else None) for w in windows]
 
 
