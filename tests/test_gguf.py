@@ -87,8 +87,9 @@ def test_own_tokenizer_cuts_the_texts_alike(metric, files, demo):
 
 @needs_llama_cpp
 def test_probe_is_that_of_transformers(metric, files, demo):
-    gguf = metric.compute(predictions=TEXTS[1:], model_id=files["F32"], tokenizer=demo[1])
-    expected = metric.compute(predictions=TEXTS[1:], model=demo[0], tokenizer=demo[1])
+    arguments = {"predictions": TEXTS[1:], "tokenizer": demo[1], "identify": True}
+    gguf = metric.compute(model_id=files["F32"], **arguments)
+    expected = metric.compute(model=demo[0], **arguments)
     assert gguf["probe"] == pytest.approx(expected["probe"], abs=2e-3)
 
 

@@ -184,7 +184,7 @@ def test_comparison_with_the_original(metric, engine, demo, window):
 
 
 def test_probe_is_that_of_transformers(both):
-    by_vllm, expected = both()
+    by_vllm, expected = both(identify=True)
     assert by_vllm["probe"] == pytest.approx(expected["probe"], abs=1e-5)
     assert "engine:vLLM" in by_vllm["signature"].replace(" ", "")
 
