@@ -343,3 +343,35 @@ def test_paired_changes_of_contexts_are_drawn():
     report = measuring.Report(corpus={"by_context_length": rows})
     plots.draw(report, "curve.svg")
     assert Path("curve.svg").read_text().startswith("<?xml")
+
+
+# ---- a model and itself
+
+
+def test_a_model_compared_with_itself_says_so_and_meets_no_margin(
+    call, metric, tiny, gpt2, tokenizer
+):
+    """A gate that cannot fail: the reference takes --dtype, and bfloat16 was compared with bfloat16."""
+    argv = ("texts", f"--reference={tiny}", "--dtype=bfloat16")
+    said = call(*argv).out.splitlines()[0]
+    assert said.startswith("The model is compared with itself, in the same settings")
+    assert "--reference-dtype float32" in said
+    refused = call(*argv, "--margin=0.001")
+    assert refused.code == 2
+    assert "--margin must be left out where a model is compared with itself" in refused.err
+    assert "--reference-dtype, such as float32" in refused.err
+    gated = call(*argv, "--margin=0.5", "--reference-dtype=float32")
+    assert gated.code == 0 and "compared with itself" not in gated.out
+    live = {"model": gpt2, "tokenizer": tokenizer, "reference": gpt2}
+    comparison = metric.compute(predictions=texts_in("texts"), **live)["comparison"]
+    assert comparison["summary"].startswith("The model is compared with itself")
+    with pytest.raises(
+        ValueError, match="`margin` must be left out where a model is compared with"
+    ):
+        metric.compute(predictions=texts_in("texts"), margin=0.1, **live)
+    copy = metric.compute(
+        predictions=texts_in("texts"), **(live | {"reference": make_model("gpt2", seed=5)})
+    )["comparison"]
+    assert "compared with itself" not in copy["summary"], (
+        "two live models are not told apart by name"
+    )

@@ -28,6 +28,12 @@ MOST_OUTSIDE = 1e-3
 
 Interval = list[float] | None
 
+# The summary of a comparison of a model with itself.
+ITSELF = (
+    "The model is compared with itself, in the same settings, so there is no difference to find. Load "
+    "the reference in other settings, for example with dtype float32 (--reference-dtype float32)."
+)
+
 
 @dataclass(frozen=True, eq=False)
 class PairedScores:

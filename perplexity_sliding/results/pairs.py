@@ -1,20 +1,22 @@
 """A model and its reference compared: their scores paired, token by token or by the byte."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from ..engines.sources import InBfloat16
-from ..errors import Wording
+from ..errors import ArgumentError, Wording
+from ..models.identity import LIVE
 from ..models.interface import ScoredModel, describe_measurement
 from ..models.language_model import LanguageModel
 from ..plan.measurement import Columns, Measurement, nlls_by_token
 from ..scoring.measures import Divergence, Likeliest, Measure, NegativeLogLikelihood
 from ..scoring.runner import Session, Work, prepare_model
 from .comparison import (
+    ITSELF,
     PairedScores,
     Pieces,
     common_pieces,
@@ -45,10 +47,12 @@ class TokenComparison:
 
     Attributes:
         margin: how much worse the model may be, as a share of the perplexity, or None.
+        is_itself: whether the reference is the model itself.
     """
 
     reference: ScoredModel
     margin: float | None
+    is_itself: bool = field(default=False, kw_only=True)
 
     def compare(self, report: Report) -> dict:
         """Build the value of `comparison`; see the metric's documentation."""
@@ -64,6 +68,8 @@ class TokenComparison:
         scores = paired_scores(measurement, report.scores)
         ratio = ratio_of_perplexities(report.totals, of_reference)
         result = compare(scores, ratio, plan.max_length, self.margin)
+        if self.is_itself:
+            result["summary"] = ITSELF
         if plan.protocol.error == "population":
             result["tool_stderrs"] = tool_errors(scores)
         return {
@@ -337,6 +343,21 @@ def score_rounded(
     return [of_texts for _, of_texts, _ in work.by_measurement(scores)]
 
 
+def is_compared_with_itself(
+    model: ScoredModel, reference: ScoredModel, measurement: Measurement
+) -> bool:
+    """Return whether two models in memory are one: the same object, or the same files and settings."""
+    if not (isinstance(model, LanguageModel) and type(model) is type(reference)):
+        return False
+    if model.model is reference.model:
+        return True
+    one, other = (
+        describe_measurement(each, measurement.signature_fields(), words_given=False)
+        for each in (model, reference)
+    )
+    return one["signature"] == other["signature"] and f"|revision:{LIVE}|" not in one["signature"]
+
+
 def score_pair(
     session: Session,
     models: tuple[ScoredModel, ScoredModel],
@@ -359,8 +380,16 @@ def score_pair(
     if of_reference is None:
         if not all(each.gives_logits for each in models):
             return score_values(session, models, measurements, measures, margin)
+        is_itself = is_compared_with_itself(model, reference, measurements[0])
+        if is_itself and margin is not None:
+            raise ArgumentError(
+                "margin",
+                "be left out where a model is compared with itself, in the same settings: it would "
+                "always be met",
+                advice="Load the reference with another `reference['dtype']`, such as float32.",
+            )
         work, scores = session.score(models, measurements, [*measures, Divergence()])
-        return work, scores, [TokenComparison(reference, margin)] * len(measurements)
+        return work, scores, [TokenComparison(reference, margin, is_itself=is_itself)] * len(measurements)
     other_work, other_scores = session.score([reference], of_reference, [NegativeLogLikelihood()])
     comparisons = [
         ByteComparison(reference, margin, measurement, of_texts)
