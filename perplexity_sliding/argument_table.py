@@ -395,7 +395,8 @@ ARGUMENTS = {
         None,
         "called after every batch with an object that has the attributes `done` and `total` (tokens "
         "read by the model) and `perplexity` (so far). An exception raised by the callback ends the run; added texts are kept. If the callback has a method `status`, it is "
-        "called with the name of each step before the first batch.",
+        "called with the name of each step before the first batch; a method `resumed`, with the "
+        "numbers of tokens that a checkpoint has and of all.",
     ),
     "checkpoint": Argument(
         "str",

@@ -317,7 +317,10 @@ def test_a_terminated_run_says_how_to_go_on_and_goes_on(call, monkeypatch):
     assert "Run the same command again to resume from run.sqlite." in call(*argv).err
     assert signal.getsignal(signal.SIGTERM) == before
     monkeypatch.setattr(main, "measure", plain)
-    assert call(*argv).out == call("a.txt").out
+    resumed = call(*argv)
+    assert resumed.out == call("a.txt").out
+    assert re.search(r"resuming: the checkpoint has (\d+) of \1 tokens", resumed.err)
+    assert "resuming" not in call(*argv, "--quiet").err
 
 
 def test_a_thread_may_run_it(call):

@@ -41,12 +41,20 @@ class Progress:
         self.part = 1.0
         self.scale = 1.0  # share of the current run, if there are several
         self.first: tuple[float, float] | None = None  # time and share after the first batch
+        self.has_resumed = False
         self._bars = None
 
     def status(self, message: str) -> None:
         """Show a step before there is a bar."""
         if self.on_terminal and self._bars is None:
             to_stderr(f"{CLEAR_LINE}{harmless(message)} …")
+
+    def resumed(self, done: int, total: int) -> None:
+        """Say once how much a checkpoint has."""
+        if not self.hidden and not self.has_resumed:
+            self.clear()
+            say(f"resuming: the checkpoint has {done:,} of {total:,} tokens.")
+        self.has_resumed = True
 
     def begin_part(self, share: float) -> None:
         """Start a part of the run, such as a shard, with its share of the whole."""

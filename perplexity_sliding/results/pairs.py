@@ -389,7 +389,11 @@ def score_pair(
                 advice="Load the reference with another `reference['dtype']`, such as float32.",
             )
         work, scores = session.score(models, measurements, [*measures, Divergence()])
-        return work, scores, [TokenComparison(reference, margin, is_itself=is_itself)] * len(measurements)
+        return (
+            work,
+            scores,
+            [TokenComparison(reference, margin, is_itself=is_itself)] * len(measurements),
+        )
     other_work, other_scores = session.score([reference], of_reference, [NegativeLogLikelihood()])
     comparisons = [
         ByteComparison(reference, margin, measurement, of_texts)

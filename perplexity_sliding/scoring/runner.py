@@ -462,6 +462,9 @@ class Runner:
         estimate = RunningEstimate(sum(costs))
         known_here = [share[place] for place in finished]
         estimate.add(self._shown(known_here, scores), sum(costs[place] for place in finished))
+        resumed = getattr(self.session.callback, "resumed", None)
+        if estimate.done and resumed is not None:
+            resumed(estimate.done, estimate.total)
         hidden = True if self.processes.rank else None
         bar = progress_bar(
             total=estimate.total,
