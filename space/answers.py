@@ -42,7 +42,6 @@ def score_answer(scored: Scored, landmarks: Sequence[Landmark]) -> dict:
         "recipe": " · ".join(recipe(scored)),
         "numbers": numbers(scored),
         "notes": result["notes"],
-        "signature": result["signature"],
         "text": text_data(scored),
     }
 

@@ -60,7 +60,7 @@ def make_score(service: Service) -> Callable:
             JSON: perplexity, interval, signature, digest of the text, and the calls that repeat it.
         """
         settings = read_arguments(model, window, stride, start_token, protocol, context, words)
-        scored = _run(service, lambda job: service.score(text, settings, job))
+        scored = _run(service, lambda job: service.score(text, settings, job, identify=True))
         return answer(request, score_summary(scored, tokens))
 
     return score
@@ -255,7 +255,8 @@ def page_calls(service: Service) -> dict[str, Callable]:
         return {"html": comparison_view(compared.pair)}
 
     def cite(asked: dict, job: Job) -> dict:
-        return citation(service.score(asked.get("text"), read_settings(asked), job, clip=True))
+        settings = read_settings(asked)
+        return citation(service.score(asked.get("text"), settings, job, clip=True, identify=True))
 
     return {work.__name__: streamed(service, work) for work in (score, memory, tools, models, cite)}
 

@@ -70,17 +70,24 @@ def find_window(model, tokenizer, limits: Limits) -> int:
     return min(opened.limit.length or limits.window, limits.window)
 
 
-def measure(loaded: LoadedModel, text: str, settings: Settings, callback) -> dict:
+def measure(
+    loaded: LoadedModel, text: str, settings: Settings, callback, identify: bool = False
+) -> dict:
     """Compute the metric of one text.
 
     Args:
         settings: with window and stride filled in, see `Settings.for_model`.
         callback: see `Job.computing`.
+        identify: whether the signature has digests, which take longer than a short text.
 
     Returns:
         the metric's result with token scores, and "notes": sentences that the metric warned with.
     """
-    asked = {"return_token_scores": True, "num_alternatives": ALTERNATIVES}
+    asked = {
+        "return_token_scores": True,
+        "num_alternatives": ALTERNATIVES,
+        "identify": identify,
+    }
     return _compute(loaded, text, callback, settings.arguments() | asked)
 
 
@@ -96,6 +103,7 @@ def measure_pair(
     """
     arguments = settings.arguments() | {
         "return_token_scores": True,
+        "identify": True,
         "reference": {"model": reference.model, "tokenizer": reference.tokenizer},
     }
     if settings.stride is not None and settings.window % settings.stride == 0:

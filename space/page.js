@@ -383,7 +383,7 @@ for (const name of SETTINGS) {
 }
 byId("context").addEventListener("input", ({ target }) => choose({ context: target.value }));
 
-function showLab({ settings, recipe, numbers, notes, signature }) {
+function showLab({ settings, recipe, numbers, notes }) {
   const protocol = state.protocol ?? "sliding", known = PAGE.protocols[protocol];
   const values = { ...settings, protocol, start: state.start ?? PAGE.starts[0] };
   for (const name of SETTINGS) {
@@ -392,7 +392,7 @@ function showLab({ settings, recipe, numbers, notes, signature }) {
   byId("window").max = byId("stride").max = settings.longest;
   byId("stride").disabled = !known.stride;
   byId("idea").textContent = known.idea;
-  byId("recipe").textContent = `${recipe}. ${signature}`;
+  byId("recipe").textContent = recipe;
   byId("numbers").replaceChildren(...numbers.map(([name, value, words]) => {
     const row = make("div");
     row.append(make("dt", "", name), make("dd", "", value), make("dd", "quiet", words));

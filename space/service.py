@@ -174,18 +174,26 @@ class Service:
         finally:
             self._machine.release()
 
-    def score(self, text: str, settings: Settings, job: Job, clip: bool = False) -> Scored:
+    def score(
+        self,
+        text: str,
+        settings: Settings,
+        job: Job,
+        clip: bool = False,
+        identify: bool = False,
+    ) -> Scored:
         """Score one text.
 
         Args:
             clip: shorten a window that is too long for the model, instead of refusing it.
+            identify: whether the signature names the very weights, to be cited.
         """
         text = check_text(text, self.limits)
         settings = self._check(settings)
         with self._opened([settings.model], job) as (loaded,):
             check_tokens(loaded, text, self.limits)
             settings = settings.for_model(loaded.window, clip)
-            result = measure(loaded, text, settings, job.computing())
+            result = measure(loaded, text, settings, job.computing(), identify)
             return Scored(text, settings, loaded, result)
 
     def landmarks(self, model: str, job: Job) -> list[Landmark]:

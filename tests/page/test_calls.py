@@ -57,7 +57,7 @@ def run_shell(call, folders, capsys):
 )
 def test_calls_give_the_same_number(folders, elsewhere, capsys, settings):
     text = STORY[:50] if settings.protocol == "lm-eval" and settings.context else STORY
-    scored = Service(folders["bytes"]).score(text, settings, Job(60))
+    scored = Service(folders["bytes"]).score(text, settings, Job(60), identify=True)
     for name, content in text_files(scored).items():
         (elsewhere / name).write_text(content, encoding="utf-8", newline="")
     namespace = {}

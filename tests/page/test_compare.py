@@ -50,6 +50,7 @@ def test_the_comparison_is_the_metrics_own_of_the_copy_with_the_full_model(servi
         model=model.model,
         tokenizer=model.tokenizer,
         reference={"model": reference.model, "tokenizer": reference.tokenizer},
+        identify=True,
         **quantised.scored.settings.arguments(),
     )["comparison"]
     found = quantised.pair.comparison

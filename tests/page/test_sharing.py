@@ -18,7 +18,7 @@ from space.sharing import TITLE, bibtex, citation, plain, sentence, word_table
 
 @pytest.fixture(scope="module")
 def story(service):
-    return service.score(STORY, Settings(BUNDLED, 64, 16), Job(60))
+    return service.score(STORY, Settings(BUNDLED, 64, 16), Job(60), identify=True)
 
 
 def test_tables_of_tokens_hold_what_was_measured(service):
