@@ -7,12 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from inspect import cleandoc, signature
 
-import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from .argument_table import ARGUMENTS, describe_arguments
-from .arguments import EVALUATOR_ROLE, Setting, check_names, check_texts, read_once
+from .arguments import Setting, check_names, check_texts, read_once
 from .digests import TextsDigest
 from .engines.sources import (
     OpenModels,
@@ -23,7 +22,7 @@ from .engines.sources import (
     smallest_limit,
 )
 from .errors import ArgumentError, Wording
-from .models.interface import EngineModel, ScoredModel, describe_key_tokens
+from .models.interface import EngineModel, ScoredModel
 from .models.states import StateReader
 from .plan.chats import separate_chats
 from .plan.measurement import Columns, Measurement
@@ -32,14 +31,7 @@ from .plan.tokenization import Chat, Range
 from .plan.windows import ContextLimit
 from .protocols import DEFAULT_PROTOCOL
 from .request import Request, check_request
-from .results.contexts import (
-    LongContextTotals,
-    PartTotals,
-    expand_settings,
-    total_contexts,
-    total_positions,
-)
-from .results.key_tokens import find_key_characters, plan_key_tokens, total_key_tokens
+from .results.contexts import expand_settings, total_contexts
 from .results.pairs import score_pair
 from .results.report import Comparison, Report, list_reports
 from .results.words import WordScoring
@@ -78,9 +70,7 @@ def compute(
     reference: str | torch.nn.Module | Mapping | None = None,
     margin: float | None = None,
     context_lengths: str | Sequence[int] | None = None,
-    positions: str | Sequence[int] | None = None,
     carry: bool = False,
-    key_tokens: str | dict | None = None,
     contexts: str | Sequence[str] | None = None,
     score_spans: Sequence[Sequence[Range]] | None = None,
     boundary: str = "joint",
@@ -196,34 +186,25 @@ class Models:
     Attributes:
         model: the measured model.
         reference: the model to compare with, if any.
-        evaluator: the model that finds key tokens, if they are measured; may be `model` itself.
     """
 
     model: ScoredModel
     reference: ScoredModel | None = None
-    evaluator: ScoredModel | None = None
 
     @property
     def compared(self) -> list[ScoredModel]:
         """The model, and the reference if there is one."""
         return [self.model] if self.reference is None else [self.model, self.reference]
 
-    @property
-    def in_memory(self) -> list[ScoredModel]:
-        """All models, each once."""
-        models = dict.fromkeys([*self.compared, self.evaluator])
-        return [model for model in models if model is not None]
-
 
 @contextmanager
 def open_models(opened: OpenModels, request: Request, session: Session) -> Iterator[Models]:
     """Open the models of a request, and use them within the context."""
     model = opened.open(request.source)
-    evaluator = open_evaluator(opened, request, model)
-    models = Models(model, open_reference(opened, request, model), evaluator)
-    with in_use_together(models.in_memory):
+    models = Models(model, open_reference(opened, request, model))
+    with in_use_together(models.compared):
         with session.checking():
-            for model in models.in_memory:
+            for model in models.compared:
                 model.check()
                 model.probe = None
                 if request.identify:
@@ -245,17 +226,6 @@ def open_reference(opened: OpenModels, request: Request, model: ScoredModel) -> 
     return opened.open(source)
 
 
-def open_evaluator(opened: OpenModels, request: Request, model: ScoredModel) -> ScoredModel | None:
-    """Return the model that finds key tokens, if any: the given evaluator or the measured model."""
-    evaluator = request.evaluator
-    if evaluator is None:
-        opened.close(EVALUATOR_ROLE)
-        return None if request.key_rule is None else model
-    if evaluator.model_id is not None:
-        evaluator = replace(evaluator, device=request.source.device, dtype=request.source.dtype)
-    return opened.open(evaluator)
-
-
 # --- plan -----------------------------------------------------------------------------------------
 
 # The plan of each setting, or the error that refuses it.
@@ -274,7 +244,6 @@ class CallPlan:
         carrier: reader that carries the model's state; None for separate windows.
         of_reference: the measurements planned with the reference's tokenizer; None if it reads the
             same tokens, or there is no reference.
-        of_evaluator: the evaluator's measurements, see `plan_key_tokens`.
         own_windows: for each measurement, the window of each model alone.
     """
 
@@ -285,7 +254,6 @@ class CallPlan:
     healing: Healing
     carrier: StateReader | None
     of_reference: list[Measurement] | None
-    of_evaluator: list[Measurement]
     own_windows: list[tuple[int | None, ...]]
 
     @property
@@ -327,7 +295,6 @@ def make_plan(request: Request, models: Models, corpus: Corpus | None = None) ->
         healing=healing,
         carrier=carrier,
         of_reference=plan_reference(request, models, measured, limit),
-        of_evaluator=plan_evaluator(request, models, next(iter(measured.values()))),
         own_windows=find_own_windows(models, measured),
     )
 
@@ -354,14 +321,6 @@ def plan_reference(
     if read_alike(models.model, models.reference, list(zip(measurements, of_reference))):
         return None
     return of_reference
-
-
-def plan_evaluator(request: Request, models: Models, first: Measurement) -> list[Measurement]:
-    """Plan the evaluator's measurements of the texts; empty without key tokens."""
-    evaluator = models.evaluator
-    if request.key_rule is None or evaluator is None:
-        return []
-    return plan_key_tokens(evaluator.tokenizer, evaluator.limit, first, request.key_rule)
 
 
 def find_own_windows(
@@ -406,21 +365,19 @@ class Scores:
         work: the passes of the measurements.
         columns: the scores of each pass.
         comparisons: for each measurement, its comparison with the reference, if there is one.
-        key_characters: characters of the key tokens of each text, if they are measured.
     """
 
     models: Models
     work: Work
     columns: list[Columns]
     comparisons: Sequence[Comparison | None]
-    key_characters: list[np.ndarray]
 
 
 def score(session: Session, plan: CallPlan, models: Models) -> Scores:
-    """Score the texts, and find their key tokens."""
+    """Score the texts."""
     prepare_models(session, plan, models)
     request, measurements, measures = plan.request, plan.measurements, plan.measures
-    model, reference, evaluator = models.model, models.reference, models.evaluator
+    model, reference = models.model, models.reference
     comparisons: Sequence[Comparison | None] = [None] * len(measurements)
     work: Work
     if plan.carrier is not None:
@@ -434,12 +391,7 @@ def score(session: Session, plan: CallPlan, models: Models) -> Scores:
         work, columns, comparisons = score_pair(
             session, (model, reference), measurements, plan.of_reference, measures, request.margin
         )
-    key_characters: list[np.ndarray] = []
-    if request.key_rule is not None and evaluator is not None:
-        key_characters = find_key_characters(
-            session, evaluator, plan.of_evaluator, request.key_rule
-        )
-    return Scores(models, work, columns, comparisons, key_characters)
+    return Scores(models, work, columns, comparisons)
 
 
 def prepare_models(session: Session, plan: CallPlan, models: Models) -> None:
@@ -452,10 +404,9 @@ def prepare_models(session: Session, plan: CallPlan, models: Models) -> None:
         models.model: [*plan.measurements],
         models.reference: plan.of_reference or plan.measurements,
     }
-    read.setdefault(models.evaluator, []).extend(plan.of_evaluator)
-    for model in models.in_memory:
+    for model in models.compared:
         prepare_model(model, read[model])
-        if model in models.compared and isinstance(model, EngineModel):
+        if isinstance(model, EngineModel):
             compare_tokenizers(model, plan.measurements[0].texts)
 
 
@@ -473,9 +424,9 @@ def report(plan: CallPlan, scores: Scores) -> dict:
             together = {"num_forward_tokens": sum(scores.work.costs)}
             return first | together | {"measurements": measurements}
         result = reports[0].result(extras)
-    totals = total_long_contexts(request, scores, reports)
-    if totals is None:
+    if request.long_context.context_lengths is None:
         return result
+    totals = total_contexts(reports, sum(scores.work.costs))
     if extras.with_totals:
         result["long_context_totals"] = totals
     if totals.are_enough or not extras.with_totals:
@@ -507,25 +458,3 @@ def make_reports(plan: CallPlan, scores: Scores) -> list[Report]:
             plan.own_windows,
         )
     ]
-
-
-def total_long_contexts(
-    request: Request, scores: Scores, reports: Sequence[Report]
-) -> LongContextTotals | None:
-    """Sum up the measurements over long contexts; None without any."""
-    given, first = request.long_context, reports[0]
-    parts: list[PartTotals] = []
-    settings: dict[str, object] = {}
-    if given.context_lengths is not None:
-        contexts = total_contexts(reports, sum(scores.work.costs))
-        parts.append(contexts)
-        settings["context_lengths"] = contexts.context_lengths
-    if given.positions is not None:
-        parts.append(total_positions(first, given.positions))
-        settings["positions"] = given.positions
-    rule, evaluator = request.key_rule, scores.models.evaluator
-    if rule is not None and evaluator is not None:
-        key_signature = describe_key_tokens(evaluator, rule.describe())
-        parts.append(total_key_tokens(first, scores.key_characters, key_signature))
-        settings["key_tokens"] = key_signature
-    return LongContextTotals(parts, settings, first.totals.pooled()) if parts else None

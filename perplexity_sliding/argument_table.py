@@ -467,15 +467,6 @@ ARGUMENTS = {
         "compare windows of these lengths; or doubling",
         "C,...",
     ),
-    "positions": Argument(
-        "list of int or str",
-        WholeNumbers(0, fewest=2),
-        None,
-        "also return the loss by position in the text: edges of the bins, counted from 0, or "
-        '"doubling".',
-        "add the loss by position in the text; or doubling",
-        "P,...",
-    ),
     "carry": Argument(
         "bool",
         Choice((True, False)),
@@ -486,17 +477,6 @@ ARGUMENTS = {
         "Transformer-XL; its numbers differ from those of a sliding window. Models with learned "
         "positions are refused.",
         "read once, carrying the model's state",
-    ),
-    "key_tokens": Argument(
-        "str or dict",
-        Anything("name or JSON"),
-        None,
-        '"longppl" adds the perplexity of the tokens that need a long context (Fang et al. 2025). A '
-        "dict changes settings: short_context (4096 tokens), stride (1024), gain (2 nats), "
-        "largest_nll (2 nats), and evaluator, the model that finds these tokens: a name, a folder, or "
-        "a pair (model, tokenizer); the measured model by default.",
-        "longppl: add that of tokens that need long contexts",
-        "NAME",
     ),
     "contexts": Argument(
         "str or list of str",

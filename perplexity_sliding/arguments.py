@@ -3,20 +3,16 @@
 import re
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import product
 from operator import index
 from os.path import isfile
 from typing import Any
 
-import numpy as np
-
 from .argument_table import ARGUMENTS, Choice, check_whole_number, is_unicode
 from .errors import ArgumentError, ArgumentTypeError, TextsError, Wording, name_positions
 from .protocols import PROTOCOLS, Protocol
-
-EVALUATOR_ROLE = "key_tokens['evaluator']"
 
 # Selects a PEFT model's base model as the reference.
 WITHOUT_ADAPTER = "without adapter"
@@ -373,21 +369,21 @@ class LongContext:
 
     Attributes:
         context_lengths: window lengths to compare, "doubling", or None.
-        positions: edges of bins of positions in the text, "doubling", or None.
         carry: whether to read every text once, carrying the model's state.
     """
 
     context_lengths: list[int] | str | None
-    positions: list[int] | str | None
     carry: bool
 
 
 def check_long_context(
-    context_lengths: Any, positions: Any, carry: Any, settings: Sequence[Setting], gives_list: bool
+    context_lengths: Any, carry: Any, settings: Sequence[Setting], gives_list: bool
 ) -> LongContext:
     """Check the arguments for long contexts, which require a single measurement."""
-    lengths, edges = _ascending(context_lengths), _ascending(positions)
-    given = {"context_lengths": lengths is not None, "positions": edges is not None, "carry": carry}
+    lengths = context_lengths
+    if lengths is not None and not isinstance(lengths, str):  # "doubling"
+        lengths = sorted({int(length) for length in lengths})
+    given = {"context_lengths": lengths is not None, "carry": carry}
     for name in (name for name, is_given in given.items() if is_given):
         if gives_list:
             raise ArgumentError(
@@ -395,8 +391,7 @@ def check_long_context(
                 "be left out if `protocol`, `max_length` or `stride` is a list",
                 advice="Make a separate call for each setting.",
             )
-        if name != "positions":
-            check_supported(name, settings[0].protocol)
+        check_supported(name, settings[0].protocol)
     if isinstance(lengths, list) and settings[0].max_length not in (None, lengths[-1]):
         raise ArgumentError(
             "max_length",
@@ -414,47 +409,4 @@ def check_long_context(
             got="'every'",
             advice="Pass 'once'.",
         )
-    return LongContext(lengths, edges, carry)
-
-
-def _ascending(values: Iterable[int] | str | None) -> list[int] | str | None:
-    """Return distinct numbers in ascending order; keep "doubling" and None."""
-    if values is None or isinstance(values, str):
-        return values
-    return sorted({int(value) for value in values})
-
-
-@dataclass(frozen=True)
-class KeyTokenRule:
-    """Rule that selects key tokens.
-
-    Attributes:
-        short_context: minimum length of the short context in tokens; earlier tokens are never key.
-        stride: number of tokens whose short contexts begin at the same token.
-        gain: a key token gains more than this from the long context, in nats.
-        largest_nll: a key token costs less than this with the long context, in nats.
-    """
-
-    short_context: int = 4096
-    stride: int = 1024
-    gain: float = 2.0
-    largest_nll: float = 2.0
-
-    @property
-    def window(self) -> int:
-        """Window length for scoring the last `stride` tokens with a short context."""
-        return self.short_context + self.stride
-
-    def describe(self) -> str:
-        """Return the rule and its settings, for a signature."""
-        return f"longppl({','.join(str(getattr(self, field.name)) for field in fields(self))})"
-
-    def key_tokens(self, short: np.ndarray, full: np.ndarray) -> np.ndarray:
-        """Return the key tokens (K,), given the nlls of all tokens under both contexts (N,).
-
-        Unscored tokens, whose nll is NaN, are never key.
-        """
-        with np.errstate(invalid="ignore"):
-            key = (short - full > self.gain) & (full < self.largest_nll)
-        key[: self.short_context] = False
-        return np.flatnonzero(key)
+    return LongContext(lengths, carry)

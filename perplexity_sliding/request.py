@@ -2,18 +2,12 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
-from numbers import Real
 from pathlib import Path
-from typing import Any
 
-import torch
-
-from .argument_table import ARGUMENTS, check_whole_number
+from .argument_table import ARGUMENTS
 from .arguments import (
-    EVALUATOR_ROLE,
-    KeyTokenRule,
     LongContext,
     Setting,
     check_kinds,
@@ -42,8 +36,6 @@ class Request:
         reference: the model to compare with, if any.
         settings: the measurements; exactly one unless `gives_list`.
         long_context: the arguments for long contexts.
-        key_rule: the rule that selects key tokens; None if they are not measured.
-        evaluator: the model that finds key tokens; None for the measured model.
         parts: the scored parts of each text; None for whole texts.
         words: whether to score words.
         word_spans: the words of each text; None to split at white space.
@@ -59,8 +51,6 @@ class Request:
     settings: list[Setting]
     gives_list: bool
     long_context: LongContext
-    key_rule: KeyTokenRule | None
-    evaluator: ModelSource | None
     parts: Parts | None
     words: bool
     word_spans: list[list[tuple[int, int]]] | None
@@ -83,7 +73,7 @@ class Request:
 
         A comparison finds the text pieces that two tokenizers share by their characters.
         """
-        given = self.extras.with_tokens or self.words or self.key_rule is not None
+        given = self.extras.with_tokens or self.words
         return given or self.reference is not None
 
     def measures(self) -> list[Measure]:
@@ -138,9 +128,8 @@ def check_request(texts: list[str], chats: Sequence[Chat] | None, given: Mapping
         given["separator"],
     )
     long_context = check_long_context(
-        given["context_lengths"], given["positions"], given["carry"], settings, gives_list
+        given["context_lengths"], given["carry"], settings, gives_list
     )
-    key_rule, evaluator = check_key_tokens(given["key_tokens"], gives_list)
     word_counts = check_word_counts(given["word_counts"], texts)
     parts = check_parts(
         given["contexts"],
@@ -172,8 +161,6 @@ def check_request(texts: list[str], chats: Sequence[Chat] | None, given: Mapping
         settings=settings,
         gives_list=gives_list,
         long_context=long_context,
-        key_rule=key_rule,
-        evaluator=evaluator,
         parts=parts,
         words=given["words"] is not False,
         word_spans=word_spans,
@@ -220,9 +207,7 @@ def check_combinations(given: Mapping, parts: Parts | None) -> None:
         check_beside_reference(given["boundary"], given["words"])
     of_whole_texts = {
         "context_lengths": given["context_lengths"],
-        "positions": given["positions"],
         "carry": given["carry"] or None,
-        "key_tokens": given["key_tokens"],
     }
     check_alone(of_whole_texts, parts, given["words"])
 
@@ -239,52 +224,3 @@ def check_token_columns(return_token_scores: object) -> Sequence[str]:
         )
     check_names_of("return_token_scores", return_token_scores, TOKEN_MEASURES)
     return return_token_scores
-
-
-def check_key_tokens(
-    key_tokens: object, gives_list: bool
-) -> tuple[KeyTokenRule | None, ModelSource | None]:
-    """Return the rule that selects key tokens and the evaluator; None for the measured model."""
-    if key_tokens is None:
-        return None, None
-    if gives_list:
-        raise ArgumentError(
-            "key_tokens",
-            "be left out if `protocol`, `max_length` or `stride` is a list",
-            advice="Make a separate call for each setting.",
-        )
-    settings = {} if key_tokens == "longppl" else key_tokens
-    known = [field.name for field in fields(KeyTokenRule)]
-    if not isinstance(settings, dict) or not set(settings) <= {*known, "evaluator"}:
-        raise ArgumentError(
-            "key_tokens",
-            f"be 'longppl', or a dict with any of {', '.join(known)} and evaluator",
-            got=repr(key_tokens),
-        )
-    for name in ("short_context", "stride"):
-        if name in settings:
-            check_whole_number(f"key_tokens[{name!r}]", settings[name], 1)
-    for name in ("gain", "largest_nll"):
-        nats = settings.get(name, 0.0)
-        if isinstance(nats, bool) or not isinstance(nats, Real):
-            raise ArgumentTypeError(f"key_tokens[{name!r}]", "be a number of nats", got=repr(nats))
-    given = {name: settings[name] for name in known if name in settings}
-    # 9 and 9.0 are one rule, and have one signature.
-    given |= {name: float(given[name]) for name in ("gain", "largest_nll") if name in given}
-    return KeyTokenRule(**given), _evaluator(settings.get("evaluator"))
-
-
-def _evaluator(evaluator: Any) -> ModelSource | None:
-    if evaluator is None:
-        return None
-    if isinstance(evaluator, str):
-        return ModelSource(evaluator, role=EVALUATOR_ROLE)
-    is_pair = isinstance(evaluator, tuple) and len(evaluator) == 2
-    if not (is_pair and isinstance(evaluator[0], torch.nn.Module)):
-        raise ArgumentTypeError(
-            EVALUATOR_ROLE,
-            "be the name of a model on the Hub, a folder, or a pair (model, tokenizer)",
-            got=repr(evaluator),
-        )
-    model, tokenizer = evaluator
-    return ModelSource(model=model, tokenizer=tokenizer, role=EVALUATOR_ROLE)

@@ -63,10 +63,9 @@ def test_options_of_arguments_have_a_line_of_help(metric):
 
 @pytest.mark.parametrize(
     "name, values",
-    [("positions", [0, 5, 20]), ("context_lengths", [4, 8]), ("contexts", ["w5 "] * 2)],
+    [("context_lengths", [4, 8]), ("contexts", ["w5 "] * 2)],
 )
 def test_what_can_be_read_only_once_is_read_once(metric, gpt2, tokenizer, name, values):
-    """`positions` that the checks had read gave no bins."""
     texts = [random_text(30, seed) for seed in (1, 2)]
     one, other = (
         metric.compute(predictions=texts, model=gpt2, tokenizer=tokenizer, **{name: given})

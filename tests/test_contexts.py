@@ -1,4 +1,4 @@
-"""Perplexity by length of context and by place in the text, on scores made up here."""
+"""Perplexity by length of context, on scores made up here."""
 
 import math
 
@@ -9,23 +9,13 @@ import reference
 from perplexity_sliding.plan.windows import PlannedWindow, count_inputs, merge_windows, plan_windows
 from perplexity_sliding.results.contexts import (
     ContextTotals,
-    LongContextTotals,
-    PositionTotals,
-    doubling_edges,
     doubling_lengths,
-    in_context_gains,
-    in_context_score,
 )
 from perplexity_sliding.results.uncertainty import Blocks
 
 
 def summarize_contexts(lengths, nlls, contexts, stride):
-    return ContextTotals.of(lengths, nlls, contexts, stride, 0).result()["by_context_length"]
-
-
-def summarize_positions(edges, nlls, block_tokens):
-    contexts = [np.arange(len(nll)) for nll in nlls]
-    return PositionTotals.of(edges, nlls, contexts, block_tokens).result()["by_position"]
+    return ContextTotals.of(lengths, nlls, contexts, stride, 0, 0).result()["by_context_length"]
 
 
 def contexts_of(num_tokens, length, stride):
@@ -123,81 +113,21 @@ def test_doubling_lengths(longest, stride, lengths):
     assert doubling_lengths(longest, stride) == lengths
 
 
-@pytest.mark.parametrize(
-    "longest, edges", [(1, [0, 1]), (2, [0, 1, 2]), (5, [0, 1, 2, 4, 8]), (8, [0, 1, 2, 4, 8])]
-)
-def test_doubling_edges(longest, edges):
-    assert doubling_edges(longest) == edges
-
-
-def test_positions():
-    """Means of bins by hand; unscored tokens count nowhere."""
-    nlls = [np.array([np.nan, 4.0, 3.0, 2.0, 1.0]), np.array([np.nan, 6.0, 1.0])]
-    first, second = summarize_positions([0, 2, 8], nlls, 16)
-    assert first == {
-        "first": 0,
-        "last": 1,
-        "nll": 5.0,
-        "interval": None,  # two tokens tell nothing of how sure they are
-        "cumulative_nll": 5.0,
-        "num_tokens": 2,
-        "num_texts": 2,
-    }
-    assert second["nll"] == pytest.approx(7 / 4)
-    assert second["cumulative_nll"] == pytest.approx(17 / 6)
-    assert (second["last"], second["num_tokens"], second["num_texts"]) == (4, 4, 2)
-
-
-def test_positions_leave_out_empty_bins_and_what_no_bin_holds():
-    nlls = [np.array([np.nan, 4.0, 3.0, 2.0, 1.0])]
-    summaries = summarize_positions([0, 1, 3, 4], nlls, 16)
-    assert [(s["first"], s["last"], s["nll"]) for s in summaries] == [(1, 2, 3.5), (3, 3, 2.0)]
-
-
-def test_positions_have_intervals_over_texts():
-    generator = np.random.default_rng(0)
-    nlls = [generator.normal(3, 1, 40) for _ in range(50)]
-    (summary,) = summarize_positions([0, 40], nlls, 16)
-    low, high = summary["interval"]
-    means = np.array([nll.mean() for nll in nlls])
-    margin = 2.0096 * means.std(ddof=1) / math.sqrt(50)  # Student's t for 49 degrees of freedom
-    assert (low, high) == pytest.approx((means.mean() - margin, means.mean() + margin), rel=1e-4)
-
-
 def test_no_interval_is_below_what_a_loss_can_be():
     """Of one hard text among easy ones: no perplexity is below 1, no loss below 0."""
     nlls = [np.full(60, mean) for mean in [0.01] * 11 + [2.0]]
     contexts = [contexts_of(60, 16, 8) for _ in nlls]
     for summary in summarize_contexts([8, 16], [nlls, nlls], contexts, 8):
         assert summary["interval"][0] == 1 < summary["perplexity"] < summary["interval"][1]
-    (summary,) = summarize_positions([0, 60], nlls, 16)
-    assert summary["interval"][0] == 0 < summary["nll"] < summary["interval"][1]
-
-
-def test_in_context_score_takes_the_50th_and_the_500th_token():
-    nll = np.arange(600.0)
-    texts = [nll, 3 * nll, nll[:499]]  # the last one is too short
-    score = in_context_score(in_context_gains(texts, [np.arange(len(text)) for text in texts]))
-    assert score == {"nll_difference": 900.0, "interval": None, "num_texts": 2}
-
-
-@pytest.mark.parametrize("seen", [np.arange(499), np.minimum(np.arange(600), 498)])
-def test_in_context_score_needs_the_context(seen):
-    """With a window of fewer than 500 tokens, or in shorter texts, there is no such score."""
-    assert in_context_score(in_context_gains([np.zeros(len(seen))], [seen])) is None
 
 
 # --- what adds up ---------------------------------------------------------------------------------
 
 
-def totals_of(texts, lengths=(8, 16), edges=(0, 4, 60), **identity):
+def totals_of(texts, lengths=(8, 16)):
     contexts = [contexts_of(len(nll), lengths[-1], 4) for nll in texts]
     nlls = [[nll + n for nll in texts] for n in range(len(lengths))]
-    parts = [
-        ContextTotals.of(list(lengths), nlls, contexts, 4, len(texts)),
-        PositionTotals.of(edges, texts, contexts, lengths[-1]),
-    ]
-    return LongContextTotals(parts, identity, totals=0)
+    return ContextTotals.of(list(lengths), nlls, contexts, 4, len(texts), totals=0)
 
 
 @pytest.mark.parametrize("sizes", [(60,) * 3, (300, 20, 7, 55, 90), (12, 30) * 8], ids=str)
@@ -205,8 +135,7 @@ def test_totals_of_texts_add_up_to_those_of_all(sizes):
     """Few long texts, whose parts are independent, and many, which are so as a whole."""
     generator = np.random.default_rng(0)
     texts = [generator.gamma(2, 1, size) for size in sizes]
-    whole = totals_of(texts, edges=doubling_edges(max(sizes)))
-    each = [totals_of([text], edges=doubling_edges(len(text))) for text in texts]
+    whole, each = totals_of(texts), [totals_of([text]) for text in texts]
     added, expected = (reference.flat(totals.result()) for totals in (sum(each), whole))
     assert added.keys() == expected.keys()
     for name, value in expected.items():
@@ -224,18 +153,10 @@ def test_a_text_that_is_too_short_has_totals_and_no_result():
     assert (short + long).result() == totals_of(texts).result()
 
 
-def test_what_is_up_to_a_place_begins_at_the_beginning():
-    """It began at the first edge: another number under the same signature."""
-    texts = [np.arange(9.0), np.arange(12.0)]
-    all_bins, fewer = (summarize_positions(edges, texts, 4) for edges in ([0, 5, 12], [5, 12]))
-    assert fewer == all_bins[1:]
-    assert fewer[0]["cumulative_nll"] == pytest.approx(np.concatenate(texts).mean())
-
-
-def test_totals_of_other_settings_are_not_added():
+def test_totals_of_other_lengths_are_not_added():
     texts = [np.ones(60)]
-    with pytest.raises(ValueError, match="be added only if model, protocol and settings are"):
-        totals_of(texts, positions=[0, 4]) + totals_of(texts, positions=[0, 5])
+    with pytest.raises(ValueError, match="be added only if context_lengths are the same"):
+        totals_of(texts) + totals_of(texts, lengths=(4, 16))
 
 
 @pytest.mark.parametrize("sizes", [(60,) * 3, (300, 20, 7, 55, 90), (12, 30) * 8, (25,)], ids=str)

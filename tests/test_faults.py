@@ -346,7 +346,6 @@ ARGUMENTS = [
     given_as("return_token_scores", [True], Refused(ValueError, "`return_token_scores` must contain only rank, entropy")),
     given_as("context_lengths", b"ab", Refused(TypeError, "`context_lengths` must be 'doubling' or a list")),
     given_as("words", [3, 4], Refused((ValueError, TypeError), "`words` must")),
-    given_as("key_tokens", {"evaluator": (1, 2)}, Refused(TypeError, r"`key_tokens\['evaluator'\]` must be .* a pair \(model, tokenizer\)")),
     given_as("reference", {"model": make_model("gpt2"), "tokenizer": 3}, Refused(TypeError, r"`reference\['tokenizer'\]` must be a transformers tokenizer")),
     given_as("reference", "./absent", Refused(ValueError, "`reference` must be a folder or a name on the Hub")),
     given_as("stride", [4, 2, 4], Refused(ValueError, r"`stride` must have no duplicates, got \[4, 2, 4\]")),

@@ -1,10 +1,10 @@
-"""Curves by length of context and by place in the text, against runs of their own."""
+"""Curves by length of context, against runs of their own."""
 
 import math
 
 import numpy as np
 import pytest
-from models import CONTEXT, make_model, make_tokenizer, random_text
+from models import make_model, random_text
 
 TEXTS = [random_text(60), random_text(41, seed=1), random_text(12, seed=2)]
 
@@ -98,34 +98,6 @@ def test_doubling_goes_no_further_than_the_texts(metric, tokenizer):
     assert [entry["context_length"] for entry in result["by_context_length"]] == [7, 15, 30, 60]
 
 
-def test_by_position_is_what_the_token_scores_say(metric, asked):
-    result = metric.compute(positions=[0, 1, 8, 40], return_token_scores=True, **asked)
-    nlls = by_token(result)
-    everything = np.concatenate([nll[:40] for nll in nlls])
-    for entry, (first, end) in zip(result["by_position"][::-1], [(8, 40), (1, 8), (0, 1)]):
-        bin_nlls = np.concatenate([nll[first:end] for nll in nlls])
-        bin_nlls = bin_nlls[~np.isnan(bin_nlls)]
-        assert (entry["first"], entry["num_tokens"]) == (first, len(bin_nlls))
-        assert entry["nll"] == pytest.approx(bin_nlls.mean())
-    assert result["by_position"][-1]["cumulative_nll"] == pytest.approx(np.nanmean(everything))
-    assert result["in_context_score"] is None  # no window has 500 tokens
-
-
-def test_in_context_score_of_long_texts(metric, tokenizer):
-    model = make_model("llama", max_position_embeddings=512)
-    texts = [random_text(505, seed=1), random_text(600, seed=2), random_text(60)]
-    result = metric.compute(
-        predictions=texts, model=model, tokenizer=tokenizer, positions="doubling",
-        stride=512, return_token_scores=True,
-    )  # fmt: skip
-    nlls = by_token(result)
-    expected = np.mean([nll[499] - nll[49] for nll in nlls[:2]])
-    score = result["in_context_score"]
-    assert score["nll_difference"] == pytest.approx(expected)
-    assert score["num_texts"] == 2
-    assert [entry["first"] for entry in result["by_position"]] == [0, *(2**k for k in range(10))]
-
-
 def test_progress_and_checkpoint(metric, gpt2, tokenizer, tmp_path):
     """A curve is kept like any run, and another set of lengths takes what is there."""
     steps = []
@@ -150,9 +122,6 @@ REFUSALS = [
     ({"context_lengths": [4, 8], "max_length": 16}, ValueError, "`max_length` must be left out"),
     ({"context_lengths": [4, 8], "protocol": "lm-eval"}, ValueError, "no such setting"),
     ({"context_lengths": [4, 8], "stride": [2, 4]}, ValueError, "`context_lengths` must be left"),
-    ({"positions": [3]}, ValueError, "`positions` must be .* at least 2 different whole numbers"),
-    ({"positions": [-1, 3]}, ValueError, "`positions` must be at least 0, got -1"),
-    ({"positions": [0, 3], "protocol": "all"}, ValueError, "`positions` must be left out if"),
 ]  # fmt: skip
 
 
@@ -169,39 +138,3 @@ def test_texts_shorter_than_the_context_are_refused(metric, gpt2, tokenizer):
         metric.compute(
             predictions=[random_text(8)], model=gpt2, tokenizer=tokenizer, context_lengths=[4, 16]
         )
-
-
-def test_a_protocol_with_one_window_a_text_has_places_too(metric, gpt2):
-    """Positions are a question to any scores; only lengths need a window that slides."""
-    result = metric.compute(
-        predictions=TEXTS, model=gpt2, tokenizer=make_tokenizer(), protocol="yarn-truncated",
-        positions=[0, CONTEXT],
-    )  # fmt: skip
-    (entry,) = result["by_position"]
-    assert entry["num_tokens"] == 2 * (CONTEXT - 1) + 12
-
-
-def test_all_questions_in_one_call(metric, gpt2, tokenizer):
-    """Each answer is what it is alone."""
-    kwargs = {"predictions": TEXTS, "model": gpt2, "tokenizer": tokenizer, "stride": 4}
-    asked = [
-        {"context_lengths": [8, 16]},
-        {"positions": [0, 9, 60]},
-        {"key_tokens": {"short_context": 4, "stride": 4, "gain": 0.1, "largest_nll": 9.0}},
-    ]
-    together = metric.compute(**kwargs, **{k: v for one in asked for k, v in one.items()})
-    assert together["num_key_tokens"] > 0
-    for one in asked:
-        alone = metric.compute(**kwargs, **one)
-        for key in ("by_context_length", "by_position", "longppls"):
-            if key in alone:
-                assert rounded(together[key]) == rounded(alone[key])
-
-
-def rounded(value):
-    """The same with floats to four digits: windows run in other batches."""
-    if isinstance(value, float):
-        return float(f"{value:.4g}")
-    if isinstance(value, list):
-        return [rounded(item) for item in value]
-    return {k: rounded(v) for k, v in value.items()} if isinstance(value, dict) else value

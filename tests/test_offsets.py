@@ -131,11 +131,6 @@ def test_comparisons_by_bytes(with_both, model, role, protocol):
     assert len(result["piece_scores"][0]["nll"]) > 10
 
 
-def test_key_tokens(with_both):
-    rule = {"short_context": 4, "stride": 2, "gain": 0.1, "largest_nll": 12.0}
-    assert with_both(key_tokens=rule)["num_key_tokens"] > 10
-
-
 MARKING = (
     "{% for m in messages %}{% if m.role == 'assistant' %}A:{% generation %}{{ m.content }}"
     "{% endgeneration %}{% else %}U:{{ m.content }}{% endif %}\n{% endfor %}"

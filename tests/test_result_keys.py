@@ -23,13 +23,11 @@ def results() -> list[dict]:
     of_chats.chat_template = TEMPLATE
     other = {"model": make_model("gpt2", seed=1), "tokenizer": tokenizer}
     bytewise = {"model": make_model("gpt2", vocab_size=300), "tokenizer": make_byte_tokenizer()}
-    rule = {"short_context": 2, "stride": 2, "gain": -9.0, "largest_nll": 99.0}
     calls = [
         {"protocol": "llama.cpp", "max_length": 8, "word_counts": [40, 40], "num_alternatives": 1, "return_totals": "texts", "return_token_scores": ["entropy"]},
         {"words": True, "contexts": "w3 w4 "},
         {"predictions": [CHAT], "tokenizer": of_chats, "return_token_scores": True},
-        {"context_lengths": [4, 8], "positions": [0, 2, 99], "return_totals": True},
-        {"key_tokens": rule},
+        {"context_lengths": [4, 8], "return_totals": True},
         {"stride": [4, 8]},
         {"reference": other, "margin": 0.01, "return_token_scores": True},
         {"reference": other, "protocol": "llama.cpp", "max_length": 8},

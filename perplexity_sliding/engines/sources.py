@@ -45,7 +45,7 @@ class ModelSource:
         tokenizer: the tokenizer of `model`, or a replacement for that of `model_id`.
         device, dtype: device and dtype of the loaded model.
         model_kwargs, tokenizer_kwargs: further arguments of `from_pretrained`.
-        role: role of the model in the call: "model", "reference" or "evaluator".
+        role: role of the model in the call: "model" or "reference".
     """
 
     model_id: str | None = None

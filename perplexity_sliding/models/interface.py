@@ -234,17 +234,6 @@ def describe_model(model: ScoredModel) -> str:
     return _line(_model_fields(model))
 
 
-def describe_key_tokens(evaluator: ScoredModel, rule: str) -> str:
-    """Describe on one line how key tokens are selected.
-
-    Args:
-        evaluator: the model that finds them.
-        rule: description of the rule.
-    """
-    fields = {"tokenizer": evaluator.tokenizer_digest, "limit": evaluator.limit.length}
-    return _line({"key_tokens": rule} | fields | _model_fields(evaluator))
-
-
 def describe_measurement(
     model: ScoredModel,
     measured: dict[str, object],

@@ -1,6 +1,6 @@
-"""Perplexity by length of context, and by position in the text.
+"""Perplexity by length of context.
 
-By context, the same tokens are scored with windows of several lengths and the same stride.  A shorter
+The same tokens are scored with windows of several lengths and the same stride.  A shorter
 window is a prefix of a longer one that begins at the same token, so all lengths together cost as much
 as the longest::
 
@@ -10,10 +10,8 @@ as the longest::
 Nlls are in nats.
 """
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
 
 import numpy as np
 
@@ -23,14 +21,11 @@ from ..plan.measurement import contexts_by_token, nlls_by_token
 from ..plan.settings import Corpus, plan_measurement
 from ..plan.windows import UNLIMITED_WINDOW, ContextLimit
 from .report import Report
-from .totals import Totals, nll_interval, perplexity_interval
+from .totals import Totals, perplexity_interval
 from .uncertainty import Blocks, Estimate, as_ratio, estimate_ratio, exp
 
 # Maximum number of halvings of "doubling", unless the stride stops it earlier.
 MOST_HALVINGS = 3
-# The in-context learning score of Olsson et al. (In-context Learning and Induction Heads, 2022):
-# the loss of the 500th token minus that of the 50th.
-EARLY_TOKEN, LATE_TOKEN = 50, 500
 
 # --- planning -------------------------------------------------------------------------------------
 
@@ -73,20 +68,12 @@ def doubling_lengths(longest: int, stride: int | None) -> list[int]:
     return lengths[::-1]
 
 
-def doubling_edges(longest: int) -> list[int]:
-    """List edges 0, 1, 2, 4, … of bins of places, the last at or past the longest text's end."""
-    edges = [0, 1]
-    while edges[-1] < longest:
-        edges.append(2 * edges[-1])
-    return edges
-
-
 # --- sums -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class ContextTotals:
-    """Sums over the same tokens by length of context.
+    """Sums over the same tokens by length of context; like `Totals` they add up over shards.
 
     The tokens are scored, and see between `longest - stride` and `longest - 1` tokens under the
     longest context, and fewer under a shorter one, by the difference of the lengths.
@@ -96,12 +83,14 @@ class ContextTotals:
         blocks: number of these tokens, and their nll under each length.
         longest_text: length of the longest text in tokens.
         num_forward_tokens: number of tokens read for all lengths.
+        totals: sums of the same texts, which add up only if these do.
     """
 
     context_lengths: Sequence[int]
     blocks: Blocks
     longest_text: int
     num_forward_tokens: int
+    totals: Totals
 
     @classmethod
     def of(
@@ -111,6 +100,7 @@ class ContextTotals:
         contexts: Sequence[np.ndarray],
         stride: int,
         num_forward_tokens: int,
+        totals: Totals,
     ) -> "ContextTotals":
         """Sum up the tokens of texts.
 
@@ -133,7 +123,8 @@ class ContextTotals:
         ]
         lengths = [len(seen) for seen in contexts]
         blocks = Blocks.of(lengths, texts, places, [np.ones(len(places)), *columns])
-        return cls(context_lengths, blocks.uncut(longest), max(lengths), num_forward_tokens)
+        blocks = blocks.uncut(longest)
+        return cls(context_lengths, blocks, max(lengths), num_forward_tokens, totals)
 
     @property
     def are_enough(self) -> bool:
@@ -141,12 +132,29 @@ class ContextTotals:
         return bool(self.blocks.sums[:, 0].any())
 
     def __add__(self, other: "ContextTotals") -> "ContextTotals":
+        """Return the totals of both corpora, one after the other.
+
+        Raises:
+            ValueError: they were measured in different ways, or their texts are joined.
+        """
+        if not isinstance(other, ContextTotals):
+            return NotImplemented
+        if self.context_lengths != other.context_lengths:
+            raise ValueError(
+                "Totals can be added only if context_lengths are the same, got "
+                f"{self.context_lengths} and {other.context_lengths}."
+            )
         return ContextTotals(
             self.context_lengths,
             self.blocks + other.blocks,
             max(self.longest_text, other.longest_text),
             self.num_forward_tokens + other.num_forward_tokens,
+            self.totals + other.totals,
         )
+
+    def __radd__(self, other: object) -> "ContextTotals":
+        """Begin a `sum`, which adds the first to 0."""
+        return self if other == 0 else NotImplemented
 
     def result(self) -> dict:
         """Estimate the perplexity at each length.
@@ -179,147 +187,6 @@ class ContextTotals:
         return {"by_context_length": summaries, "num_forward_tokens": self.num_forward_tokens}
 
 
-@dataclass(frozen=True, eq=False)
-class Bin:
-    """Sums over the tokens between two places of all texts.
-
-    Attributes:
-        last: the last place with a token.
-        blocks: of the texts with a token there: the number of these, and their nll.
-    """
-
-    last: int
-    blocks: Blocks
-
-    def __add__(self, other: "Bin") -> "Bin":
-        return Bin(max(self.last, other.last), self.blocks + other.blocks)
-
-
-@dataclass(frozen=True, eq=False)
-class PositionTotals:
-    """Sums over the tokens of texts by their place.
-
-    Attributes:
-        bins: those with a scored token, by first place and one past the last; 0 is a text's first
-            token.  The tokens before the first edge have one too, see `first`.
-        first: the first edge; bins before it are not listed.
-        gains: nll of the 500th token less that of the 50th, in nats, of each text that has both
-            scored with all tokens before them in sight.
-        block_tokens: fewest tokens in a cluster.
-    """
-
-    bins: dict[tuple[int, int], Bin]
-    first: int
-    gains: np.ndarray
-    block_tokens: int
-    are_enough = True
-
-    @classmethod
-    def of(
-        cls,
-        edges: Sequence[int],
-        nlls: Sequence[np.ndarray],
-        contexts: Sequence[np.ndarray],
-        block_tokens: int,
-    ) -> "PositionTotals":
-        """Sum up the tokens of texts.
-
-        Args:
-            edges: first places of the bins, ascending, and one past the last.
-            nlls: for each text the nlls of its tokens in nats (N,), NaN where unscored.
-            contexts: for each text how many tokens each of its tokens sees (N,).
-        """
-        scored = [np.flatnonzero(~np.isnan(nll)) for nll in nlls]
-        texts = np.repeat(np.arange(len(scored)), [len(places) for places in scored])
-        places = np.concatenate(scored)
-        values = np.concatenate([nll[tokens] for nll, tokens in zip(nlls, scored)])
-        lengths = np.array([len(nll) for nll in nlls])
-        bins = {}
-        for first, end in itertools.pairwise([0, *edges] if edges[0] else edges):
-            inside = (places >= first) & (places < end)
-            if not inside.any():
-                continue
-            present, number = np.unique(texts[inside], return_inverse=True)
-            columns = [np.ones(len(number)), values[inside]]
-            blocks = Blocks.of(lengths[present], number, places[inside], columns)
-            last = int(places[inside].max())
-            bins[int(first), int(end)] = Bin(last, blocks.uncut(block_tokens))
-        return cls(bins, edges[0], in_context_gains(nlls, contexts), block_tokens)
-
-    def __add__(self, other: "PositionTotals") -> "PositionTotals":
-        bins = dict(self.bins)
-        for edges, of_other in other.bins.items():
-            bins[edges] = bins[edges] + of_other if edges in bins else of_other
-        gains = np.concatenate([self.gains, other.gains])
-        return PositionTotals(dict(sorted(bins.items())), self.first, gains, self.block_tokens)
-
-    def result(self) -> dict:
-        """Estimate the mean nll by place in the text, and of all tokens up to there.
-
-        Returns:
-            `by_position`: for each bin a dict: `first` and `last` place, `nll` and its `interval`,
-            `cumulative_nll` of all tokens up to `last`, `num_tokens`, `num_texts`;
-            and `in_context_score`.
-        """
-        summaries, total, count = [], 0.0, 0
-        for (first, _), of_bin in self.bins.items():
-            tokens, nll = of_bin.blocks.clusters(self.block_tokens).sums.T
-            estimate = estimate_ratio(nll, tokens)
-            num_tokens = int(tokens.sum())
-            total, count = total + float(nll.sum()), count + num_tokens
-            if first < self.first:
-                continue
-            summaries.append(
-                {
-                    "first": first,
-                    "last": of_bin.last,
-                    "nll": estimate.value,
-                    "interval": nll_interval(estimate),
-                    "cumulative_nll": total / count,
-                    "num_tokens": num_tokens,
-                    "num_texts": len(of_bin.blocks.lengths),
-                }
-            )
-        return {"by_position": summaries, "in_context_score": in_context_score(self.gains)}
-
-
-def in_context_gains(nlls: Sequence[np.ndarray], contexts: Sequence[np.ndarray]) -> np.ndarray:
-    """Subtract the nll of the 50th token from that of the 500th, in nats, of each text (T,).
-
-    Of the texts in which both are scored with all tokens before them in sight.
-
-    Args:
-        nlls: for each text the nlls of its tokens in nats (N,), NaN where unscored.
-        contexts: for each text how many tokens each of its tokens sees (N,).
-    """
-    early, late = EARLY_TOKEN - 1, LATE_TOKEN - 1
-    return np.array(
-        [
-            nll[late] - nll[early]
-            for nll, seen in zip(nlls, contexts)
-            if len(nll) > late and seen[late] >= late and not np.isnan(nll[[early, late]]).any()
-        ]
-    )
-
-
-def in_context_score(gains: np.ndarray) -> dict | None:
-    """Estimate the nll of a text's 500th token less that of its 50th, in nats.
-
-    Negative where the model learns from the context; None without a long enough text.
-
-    Args:
-        gains: of each text (T,).
-    """
-    if not len(gains):
-        return None
-    estimate = estimate_ratio(gains, np.ones(len(gains)))
-    return {
-        "nll_difference": estimate.value,
-        "interval": None if estimate.interval is None else list(estimate.interval),
-        "num_texts": len(gains),
-    }
-
-
 def as_perplexity(estimate: Estimate, num_tokens: int) -> dict:
     """Describe a mean nll, with its perplexity."""
     return {
@@ -339,80 +206,5 @@ def total_contexts(reports: Sequence[Report], num_forward_tokens: int) -> Contex
         contexts_by_token(ascending[-1].measurement),
         ascending[-1].measurement.plan.stride,
         num_forward_tokens,
+        ascending[-1].totals.pooled(),
     )
-
-
-def total_positions(report: Report, positions: list[int] | str) -> PositionTotals:
-    """Sum up tokens by place in the text."""
-    nlls = nlls_by_token(report.measurement, report.scores)
-    if isinstance(positions, str):  # "doubling"
-        positions = doubling_edges(max(len(nll) for nll in nlls))
-    contexts = contexts_by_token(report.measurement)
-    return PositionTotals.of(positions, nlls, contexts, report.measurement.plan.max_length)
-
-
-class PartTotals(Protocol):
-    """Sums from which the keys of one kind are computed; they add up over shards.
-
-    Attributes:
-        are_enough: whether there is a result.
-    """
-
-    @property
-    def are_enough(self) -> bool: ...
-
-    def __add__(self, other: Any) -> "PartTotals": ...
-
-    def result(self) -> dict: ...
-
-
-@dataclass(frozen=True, eq=False)
-class LongContextTotals:
-    """Sums from which the keys about long contexts are computed; like `Totals` they add up over shards.
-
-    Attributes:
-        parts: sums for each kind of keys.
-        settings: what was asked for, which all shards must share.
-        totals: sums of the same texts, which add up only if these do.
-    """
-
-    parts: Sequence[PartTotals]
-    settings: dict[str, object]
-    totals: Totals
-
-    @property
-    def are_enough(self) -> bool:
-        """Whether there is a result: of a shard of short texts, only other shards may have one."""
-        return all(part.are_enough for part in self.parts)
-
-    def __add__(self, other: "LongContextTotals") -> "LongContextTotals":
-        """Return the totals of both corpora, one after the other.
-
-        Raises:
-            ValueError: they were measured in different ways, or their texts are joined.
-        """
-        if not isinstance(other, LongContextTotals):
-            return NotImplemented
-        if self.settings != other.settings:
-            raise ValueError(
-                "Totals can be added only if model, protocol and settings are the same, got "
-                f"{self.settings} and {other.settings}."
-            )
-        totals = self.totals + other.totals
-        parts = [one + another for one, another in zip(self.parts, other.parts, strict=True)]
-        return LongContextTotals(parts, self.settings, totals)
-
-    def __radd__(self, other: object) -> "LongContextTotals":
-        """Begin a `sum`, which adds the first to 0."""
-        return self if other == 0 else NotImplemented
-
-    def result(self) -> dict:
-        """Compute the keys of the result.
-
-        Raises:
-            ValueError: no text is as long as the longest context.
-        """
-        result: dict[str, object] = {}
-        for part in self.parts:
-            result |= part.result()
-        return result
