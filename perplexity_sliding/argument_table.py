@@ -369,8 +369,6 @@ ARGUMENTS = {
         None,
         "number of original words (or tokens) of each text, for normalisation. By default, words are "
         "separated by white space, or counted as the protocol's tool does.",
-        "number of original words in each text",
-        "N,...",
     ),
     "logits_memory": Argument(
         "int",
