@@ -38,7 +38,7 @@ from .results.words import WordScoring
 from .scoring.carried import open_carrier, score_carried
 from .scoring.checkpoint import open_checkpoint
 from .scoring.distributed import Processes
-from .scoring.measures import Healing, Measure, plan_healing
+from .scoring.measures import Measure
 from .scoring.runner import Progress, Session, Work, prepare_model, without_collecting
 
 
@@ -59,7 +59,6 @@ def compute(
     protocol: str | Sequence[str] = DEFAULT_PROTOCOL,
     separator: str | None = None,
     word_counts: Sequence[int] | None = None,
-    logits_memory: int = 2**29,
     num_alternatives: int = 0,
     callback: Callable[[Progress], None] | None = None,
     checkpoint: str | os.PathLike | None = None,
@@ -175,8 +174,7 @@ def with_defaults(arguments: dict) -> Mapping:
 def open_session(request: Request, processes: Processes) -> Iterator[Session]:
     """Open the checkpoint of a request, and yield the session for its forward passes."""
     with open_checkpoint(request.checkpoint) as checkpoint:
-        sizes = request.batch_size, request.logits_memory
-        yield Session(*sizes, checkpoint, processes, request.callback)
+        yield Session(request.batch_size, checkpoint, processes, request.callback)
 
 
 @dataclass(frozen=True)
@@ -240,7 +238,6 @@ class CallPlan:
         planned: the measurement of each setting, or the error that refuses it.
         measures: measures of each token.
         words: scoring of words; None if they are not scored.
-        healing: healing of tokens that span the edge of a scored part.
         carrier: reader that carries the model's state; None for separate windows.
         of_reference: the measurements planned with the reference's tokenizer; None if it reads the
             same tokens, or there is no reference.
@@ -251,7 +248,6 @@ class CallPlan:
     planned: Planned
     measures: list[Measure]
     words: WordScoring | None
-    healing: Healing
     carrier: StateReader | None
     of_reference: list[Measurement] | None
     own_windows: list[tuple[int | None, ...]]
@@ -283,8 +279,7 @@ def make_plan(request: Request, models: Models, corpus: Corpus | None = None) ->
     if not model.gives_logits:  # nor the probability of what could follow a scored part
         measured = {s: replace(m, borders=[[]] * len(m.borders)) for s, m in measured.items()}
         planned |= measured
-    healing = plan_healing(model, list(measured.values()))
-    measures = request.measures() + healing.measures()
+    measures = request.measures()
     if words is not None:
         measures += [m for m in words.measures() if m not in measures]
     return CallPlan(
@@ -292,7 +287,6 @@ def make_plan(request: Request, models: Models, corpus: Corpus | None = None) ->
         planned=planned,
         measures=measures,
         words=words,
-        healing=healing,
         carrier=carrier,
         of_reference=plan_reference(request, models, measured, limit),
         own_windows=find_own_windows(models, measured),
@@ -441,7 +435,7 @@ def make_reports(plan: CallPlan, scores: Scores) -> list[Report]:
         Report(
             model=scores.models.model,
             measurement=measurement,
-            scores=plan.healing.heal(measurement, of_windows),
+            scores=of_windows,
             cost=cost,
             word_counts=request.word_counts,
             text_digests=request.digests_as_read(measurement),

@@ -230,7 +230,7 @@ _PROTOCOLS = ", ".join(
 )
 # Columns that `return_token_scores` may add.
 TOKEN_COLUMNS = ("rank", "entropy")
-BOUNDARIES = ("joint", "healed", "separate")
+BOUNDARIES = ("joint", "separate")
 CORRECTIONS = ("pimentel", "oh", "wordsprobability", "minicons", None)
 
 ARGUMENTS = {
@@ -370,14 +370,6 @@ ARGUMENTS = {
         "number of original words (or tokens) of each text, for normalisation. By default, words are "
         "separated by white space, or counted as the protocol's tool does.",
     ),
-    "logits_memory": Argument(
-        "int",
-        WholeNumber(1, is_size=True),
-        2**29,
-        "memory limit for logits, in bytes.",
-        "memory limit for logits; default: 512M",
-        "SIZE",
-    ),
     "num_alternatives": Argument(
         "int",
         WholeNumber(0),
@@ -495,9 +487,9 @@ ARGUMENTS = {
         Choice(BOUNDARIES),
         "joint",
         'how to score a token that spans the edge of a scored part: "joint" scores the whole token, '
-        'with a warning; "healed" conditions it on its characters before the edge; "separate" '
-        "tokenizes context and text separately, so that no token spans the edge.",
-        "tokens at a context's edge: joint, healed, separate",
+        'with a warning; "separate" tokenizes context and text separately, so that no token spans '
+        "the edge.",
+        "tokens at a context's edge: joint, separate",
         "NAME",
     ),
     "context_separator": Argument(

@@ -42,7 +42,7 @@ class Request:
         margin: largest acceptable relative increase of the perplexity over the reference's.
         detokenizer: name of the detokenizer applied to the texts, for the signature.
         identify: whether to digest live models and measure the probe, which a checkpoint needs.
-        batch_size, logits_memory, callback, checkpoint: as in `compute`.
+        batch_size, callback, checkpoint: as in `compute`.
     """
 
     texts: list[str]
@@ -62,7 +62,6 @@ class Request:
     detokenizer: str | None
     extras: Extras
     batch_size: int
-    logits_memory: int
     callback: Callable | None
     checkpoint: str | Path | None
     identify: bool
@@ -172,7 +171,6 @@ def check_request(texts: list[str], chats: Sequence[Chat] | None, given: Mapping
         detokenizer=given["detokenizer"],
         extras=Extras(with_tokens, bool(return_totals), return_totals == "texts"),
         batch_size=int(given["batch_size"]),
-        logits_memory=int(given["logits_memory"]),
         callback=given["callback"],
         checkpoint=given["checkpoint"],
         identify=given["identify"] or given["checkpoint"] is not None,
@@ -204,7 +202,7 @@ def check_combinations(given: Mapping, parts: Parts | None) -> None:
                 "be left out with a reference",
                 advice="Make a separate call for each model.",
             )
-        check_beside_reference(given["boundary"], given["words"])
+        check_beside_reference(given["words"])
     of_whole_texts = {
         "context_lengths": given["context_lengths"],
         "carry": given["carry"] or None,

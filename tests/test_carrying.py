@@ -103,7 +103,7 @@ def test_a_recurrent_model_is_scored_with_all_context(metric, tokenizer, name):
         reference.nll(model, [tokenizer.bos_token_id], tokenizer(text)["input_ids"])
         for text in TEXTS
     ]
-    for settings in ({}, {"max_length": 10, "stride": 3}, {"logits_memory": 1}):
+    for settings in ({}, {"max_length": 10, "stride": 3}):
         result = metric.compute(
             predictions=TEXTS,
             model=model,

@@ -69,16 +69,7 @@ def test_keys_that_arrow_adds_are_no_part_of_a_chat(call, tmp_path, as_dataset):
     assert ran.json["corpus"]["texts_digest"] == expected.json["corpus"]["texts_digest"]
 
 
-def test_tokens_across_the_edge_of_a_turn_are_healed(call, rows, chatty, metric):
-    """The option that the warning about such tokens advises was refused."""
-    ran = call(*rows, "--boundary=healed", "--format=json", model=chatty["tuned"])
-    assert ran.code == 0, ran.err
-    expected = metric.compute(predictions=CHATS, model_id=chatty["tuned"], boundary="healed")
-    assert ran.json["corpus"]["signature"] == expected["signature"]
-    assert "separate" in call(*rows, "--boundary=separate", model=chatty["tuned"]).err
-
-
-@pytest.mark.parametrize("boundary", ["joint", "healed"])
+@pytest.mark.parametrize("boundary", ["joint"])
 def test_a_citation_says_that_the_rest_of_a_chat_is_not_scored(call, rows, chatty, boundary):
     """It said only "in 3 texts (scored separately)"."""
     cited = call(*rows, "--cite", f"--boundary={boundary}", model=chatty["tuned"]).out

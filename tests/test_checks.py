@@ -284,11 +284,6 @@ def test_texts_of_two_threads_are_not_mixed(metric, gpt2, tokenizer):
 def test_whole_numbers_may_be_numpys(compute):
     plain = compute(max_length=8, stride=3, batch_size=2)
     assert compute(max_length=np.int64(8), stride=np.int32(3), batch_size=np.int8(2)) == plain
-    for memory in (2**29, 5_000):  # the smaller one is what decides over the blocks
-        sizes = {"max_length": 8, "stride": 3, "batch_size": 2}
-        assert compute(logits_memory=np.int64(memory), **sizes) == compute(
-            logits_memory=memory, **sizes
-        )
 
 
 def test_the_callback_hears_that_the_model_is_looked_at(compute, metric):

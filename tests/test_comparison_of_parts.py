@@ -173,8 +173,6 @@ def test_the_order_of_texts_and_batches_do_not_matter(compute, other):
 
 def test_what_has_no_counterpart_is_refused(compute, other):
     arguments = PARTS["contexts"] | {"reference": other}
-    with pytest.raises(ValueError, match="'joint' or 'separate' with a reference, got 'healed'"):
-        compute(**arguments, boundary="healed")
     with pytest.raises(ValueError, match="`words` must be left out with a reference"):
         compute(**arguments, words=True)
 

@@ -61,7 +61,7 @@ def without_signature(result):
     return {key: value for key, value in result.items() if not key.startswith("signature")}
 
 
-@pytest.mark.parametrize("boundary", ["joint", "separate", "healed"])
+@pytest.mark.parametrize("boundary", ["joint", "separate"])
 def test_the_separator_is_the_text_s(metric, settings, boundary):
     """Scores are those of texts that begin with it; so are digests."""
     kwargs = settings | {"contexts": ["The man", "A house"], "boundary": boundary}

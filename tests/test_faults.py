@@ -326,7 +326,7 @@ class Overlong(SlowTokenizer):
 INF = math.inf
 ARGUMENTS = [
     given_as("predictions", [], Refused(ValueError, "`predictions` must have at least one text")),
-    given_as("predictions", {"w5 w6": 1}, Refused(TypeError, r"`predictions` must be a list of strings, got a dict.*keys.*predictions=table\['text'\]"), "texts as the keys of a dict"),
+    given_as("predictions", {"w5 w6": 1}, Refused(TypeError, r"`predictions` must be a list of strings, got a dict.*predictions=table\['text'\]"), "texts as the keys of a dict"),
     given_as("predictions", pandas.DataFrame({"text": ["w5 w6"]}), Refused(TypeError, "`predictions` must be a list of strings, got a DataFrame"), "a data frame"),
     given_as("predictions", pandas.Series(["w5 w6", "w7"]), Tokens([[5, 6], [7]]), "a column of a data frame"),
     given_as("predictions", np.array(["w5 w6", "w7"]), Tokens([[5, 6], [7]]), "texts in an array"),
@@ -351,9 +351,6 @@ ARGUMENTS = [
     given_as("stride", [4, 2, 4], Refused(ValueError, r"`stride` must have no duplicates, got \[4, 2, 4\]")),
     given_as("batch_size", 0, Refused(ValueError, r"`batch_size` must be at least 1, got 0")),
     given_as("batch_size", 10**30, Tokens([TEXT_IDS])),
-    given_as("logits_memory", 1, Tokens([TEXT_IDS])),
-    given_as("logits_memory", 10**30, Tokens([TEXT_IDS])),
-    Case("logits_memory=10**30 without a head of its own", lambda folder: {"logits_memory": 10**30, "model": make_model("opt")}, Tokens([TEXT_IDS])),
     given_as("num_alternatives", 10**30, Tokens([TEXT_IDS])),
     given_as("num_alternatives", "3", Refused(TypeError, "`num_alternatives` must be a whole number")),
     given_as("add_start_token", None, Refused(ValueError, "`add_start_token` must be one of.*None")),
@@ -384,7 +381,6 @@ ARGUMENTS = [
     given_as("stride", True, Refused(TypeError, r"`stride` must be a whole number .*, got True")),
     given_as("max_length", "16", Refused(TypeError, r"`max_length` must be a whole number .*, got '16'")),
     given_as("batch_size", 2.5, Refused(TypeError, r"`batch_size` must be a whole number .*, got 2\.5")),
-    given_as("logits_memory", 0, Refused(ValueError, r"`logits_memory` must be at least 1, got 0")),
     given_as("num_alternatives", -1, Refused(ValueError, r"`num_alternatives` must be at least 0, got -1")),
     given_as("add_start_token", "always", Refused(ValueError, r"`add_start_token` must be one of True, False, 'once', 'every', got 'always'")),
     given_as("add_start_token", 1, Refused(ValueError, r"`add_start_token` must be one of .*, got 1")),
@@ -463,7 +459,7 @@ TEXTS = [
 
 CAUSAL = "must be a causal language model"
 MODELS = [
-    model_row("a model's name in the place of a model", lambda: "gpt2", Refused(TypeError, "`model` must be a loaded torch model or a vllm.LLM, got str.*`model_id`")),
+    model_row("a model's name in the place of a model", lambda: "gpt2", Refused(TypeError, "`model` must be a loaded model, got the name 'gpt2'.*`model_id`")),
     model_row("an object that is called like a model, as optimum's are", lambda: lambda **inputs: None, Refused(TypeError, "`model` must be a loaded torch model or a vllm.LLM, got function")),
     model_row("a class instead of a model", lambda: transformers.GPT2LMHeadModel, Refused(TypeError, "`model` must be a loaded torch model or a vllm.LLM, got type")),
     model_row("a module that is no language model", NoForward, Refused(ValueError, CAUSAL)),
@@ -644,7 +640,6 @@ def settings_of_a_call(draw) -> tuple[Tokens, dict]:
     texts = draw(st.lists(ids, min_size=1, max_size=4))
     running = {
         "batch_size": draw(st.integers(1, 5)),
-        "logits_memory": draw(st.sampled_from([1, 10_000, 2**29])),
     }
     return Tokens(texts, length, stride, start), running
 
@@ -686,7 +681,7 @@ def test_any_text_is_scored_byte_by_byte_or_refused(shared_metric, texts, stride
 
 DRAWN = (
     "batch_size", "max_length", "stride", "add_start_token", "protocol", "separator", "word_counts",
-    "logits_memory", "num_alternatives", "callback", "device", "dtype", "model_kwargs",
+    "num_alternatives", "callback", "device", "dtype", "model_kwargs",
     "tokenizer_kwargs",
 )  # fmt: skip
 

@@ -27,6 +27,7 @@ from models import (
 
 from perplexity_sliding.models.loading import context_limit
 from perplexity_sliding.protocols import PROTOCOLS
+from perplexity_sliding.scoring import passes
 
 # Long enough for several windows of CONTEXT, exactly one, one more than that, and the shortest.
 TEXTS = [random_text(length, seed=length) for length in (45, CONTEXT, CONTEXT + 1, 5, 2)]
@@ -137,12 +138,13 @@ def test_company_order_batch_and_padding_do_not_matter(metric, architecture):
 
 @pytest.mark.parametrize("logits_memory", [1, 12 * VOCABULARY * 3, 12 * VOCABULARY * 40])
 @pytest.mark.parametrize("architecture", ["gpt2", "gemma2", "mamba"])
-def test_how_many_logits_exist_at_a_time_does_not_matter(metric, architecture, logits_memory):
+def test_how_many_logits_exist_at_a_time_does_not_matter(
+    metric, architecture, logits_memory, monkeypatch
+):
+    monkeypatch.setattr(passes, "LOGITS_MEMORY", logits_memory)
     arguments = {"predictions": TEXTS, "model": make_model(architecture), "max_length": 16}
     whole = metric.compute(**arguments, tokenizer=make_tokenizer())
-    parts = metric.compute(
-        **arguments, tokenizer=make_tokenizer(), logits_memory=logits_memory, num_alternatives=1
-    )
+    parts = metric.compute(**arguments, tokenizer=make_tokenizer(), num_alternatives=1)
     assert parts["perplexities"] == pytest.approx(whole["perplexities"], rel=1e-6)
 
 
@@ -531,7 +533,6 @@ def test_the_smallest_of_everything(metric, gpt2, tokenizer):
             max_length=max_length,
             stride=stride,
             batch_size=1,
-            logits_memory=1,
             add_start_token="once",
         )
         assert_equal_to(result, naive(gpt2, TEXTS, max_length, stride, "once"))

@@ -104,7 +104,7 @@ def test_every_start(with_both, start):
         {"words": True},
         {"words": True, "word_correction": "oh", "add_start_token": False},
         {"contexts": "x:  "},
-        {"contexts": ["  \n", "He  ", " \u0301 "], "boundary": "healed", "words": True},
+        {"contexts": ["  \n", "He  ", " \u0301 "], "words": True},
         {"contexts": " a ", "boundary": "separate"},
         {"contexts": ["", "x:  ", "y"], "protocol": "lm-eval", "max_length": 128},
         {"score_spans": [[(10, 17), (20, 40)], [(8, 10), (12, 30)], [(4, 9)]], "words": True},

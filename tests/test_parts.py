@@ -237,70 +237,6 @@ def test_joint_scores_a_token_across_the_join_as_a_whole(metric, byte_model, mer
     assert result["total_nll"] == close(expected)
 
 
-def test_healed_conditions_on_the_characters_of_the_context(metric, byte_model, merging):
-    """p(" old") / Σ p(v) over the v that begin with " o": " o" and " old"; not " a"."""
-    texts, contexts = ["d", "ld man", "x", "d a"], ["The ol", "An o", "no join", "Some ol"]
-    result = metric.compute(
-        predictions=texts,
-        contexts=contexts,
-        boundary="healed",
-        model=byte_model,
-        tokenizer=merging,
-        return_token_scores=True,
-    )
-    tokens = merging.get_vocab()
-    begin_with = {" ol": ["Ġold"], " o": ["Ġo", "Ġold"]}
-    for context, text, tail, scores in zip(
-        contexts, texts, [" ol", " o", "", " ol"], result["token_scores"]
-    ):
-        ids = merging(context + text)["input_ids"]
-        rows = reference.log_probs(byte_model, [BOS, *ids])
-        scored = [n for n, nll in enumerate(scores["nll"]) if nll is not None]
-        expected = [-rows[n, ids[n]].item() for n in scored]
-        if tail:
-            first = scored[0]
-            assert merging.convert_ids_to_tokens(ids[first]) == "Ġold"
-            completing = [tokens[token] for token in begin_with[tail]]
-            expected[0] += rows[first, completing].logsumexp(0).item()
-        assert scores["nll"][scored[0] :] == pytest.approx(expected, rel=1e-5, abs=1e-6)
-
-
-def test_healed_tokens_are_found_in_whichever_window_scores_them(metric, byte_model, recwarn):
-    """Two edges in a text of many windows; a token that the model has no logit for completes none."""
-    tokenizer = make_merging_tokenizer()
-    tokenizer.add_tokens([" older"])
-    text = "An old man and an old dog"
-    kwargs = {
-        "predictions": [text],
-        "score_spans": [[(text.index("ld man"), 12), (text.index("d dog"), len(text))]],
-        "model": byte_model,
-        "tokenizer": tokenizer,
-        "max_length": 6,
-        "stride": 2,
-        "return_token_scores": True,
-    }
-    recwarn.clear()  # of transformers 4.45, as it makes a tokenizer
-    [healed] = metric.compute(boundary="healed", **kwargs)["token_scores"]
-    assert not recwarn.list
-    with pytest.warns(UserWarning, match="spans the edge of the scored part"):
-        [joint] = metric.compute(boundary="joint", **kwargs)["token_scores"]
-    ids = tokenizer(text)["input_ids"]
-    vocabulary = tokenizer.get_vocab()
-    gains = {}
-    for number, tail in zip(
-        [n for n, token in enumerate(ids) if token == vocabulary["Ġold"]],
-        (["Ġo", "Ġold"], ["Ġold"]),
-    ):
-        seen = joint["context_length"][number]
-        before = [BOS, *ids][number + 1 - seen : number + 1]
-        row = reference.log_probs(byte_model, before)[-1]
-        gains[number] = row[[vocabulary[token] for token in tail]].logsumexp(0).item()
-    assert len(gains) == 2
-    for number, (own, whole) in enumerate(zip(healed["nll"], joint["nll"])):
-        expected = whole if whole is None else whole + gains.get(number, 0.0)
-        assert own == (expected if expected is None else pytest.approx(expected, abs=1e-6)), number
-
-
 def make_markup_tokenizer():
     """Byte-level BPE with the token "</"; three special tokens begin with "<", one has no role."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -321,32 +257,8 @@ def make_markup_tokenizer():
     )
 
 
-@pytest.mark.parametrize(
-    "context, text, completing",
-    [
-        ("<b>x<", "/b>", ["<", "</"]),
-        # written out, a special token is read from its characters, and so would others be
-        ("<b>x<", "/s>", ["<", "</", "<bos>", "</s>", "<|turn|>"]),
-    ],
-)
-def test_special_tokens_complete_no_characters(metric, context, text, completing):
-    """They stand for none, however likely they are; one without a role does not either."""
-    tokenizer = make_markup_tokenizer()
-    model = make_model("gpt2", vocab_size=len(tokenizer), n_positions=64).double()
-    result = metric.compute(
-        predictions=[text], contexts=context, boundary="healed", model=model, tokenizer=tokenizer
-    )
-    ids = tokenizer(context + text)["input_ids"]
-    rows = reference.log_probs(model, [BOS, *ids])
-    begin = len(tokenizer(context[:-1])["input_ids"])
-    expected = -sum(rows[place, ids[place]].item() for place in range(begin, len(ids)))
-    numbers = tokenizer.convert_tokens_to_ids(completing)
-    expected += rows[begin, numbers].logsumexp(0).item()
-    assert result["total_nll"] == close(expected)
-
-
 def test_unused_ids_count_as_tokens_inside_words(metric):
-    """Of tokens behind their number, words and healing knew nothing: 0.7 nats, and an IndexError."""
+    """Of tokens behind their number, words knew nothing: 0.7 nats."""
     model = make_model("llama", vocab_size=400)
     results = []
     for fillers in (100, 0):
@@ -360,69 +272,10 @@ def test_unused_ids_count_as_tokens_inside_words(metric):
         )
         kwargs = {"model": model, "tokenizer": tokenizer}
         words = metric.compute(predictions=["The old man is so old"], words=True, **kwargs)
-        healed = metric.compute(
-            predictions=["ld man"], contexts="An o", boundary="healed", **kwargs
-        )
-        results.append((words["word_scores"][0], healed["total_nll"]))
-    (words, healed), (other_words, other_healed) = results
+        results.append(words["word_scores"][0])
+    words, other_words = results
     assert words["surprisal"] == close(other_words["surprisal"])
     assert words["space_nll"] == close(other_words["space_nll"])
-    assert healed == close(other_healed)
-
-
-def test_words_across_an_edge_have_the_healed_scores(metric, byte_model, merging):
-    kwargs = {"predictions": ["ld man"], "contexts": "An o", "boundary": "healed"}
-    result = metric.compute(
-        model=byte_model, tokenizer=merging, words=True, return_token_scores=True, **kwargs
-    )
-    [words], [tokens] = result["word_scores"], result["token_scores"]
-    scored = [nll for nll in tokens["nll"] if nll is not None]
-    assert words["words"] == ["ld", "man"] and words["num_tokens"] == [1, 4]
-    assert words["nll"] == close([scored[0], sum(scored[1:])])
-
-
-@pytest.mark.parametrize("correction", ["pimentel", "oh"])
-def test_a_healed_word_pays_for_its_space_once(metric, byte_model, merging, correction):
-    """Its nll is given " " or " o" already, so that no space before it is left to give back.
-
-    Over all that can follow the head of a token, p(token | head) adds up to 1, so that a word of
-    one such token costs its nll and what the space after it does, and never less than nothing.
-    """
-    vocabulary = merging.get_vocab()
-    spaces = [n for token, n in vocabulary.items() if token[0] in "ĠĊĉčċČĜĝĞğ"]
-    closing = [*spaces, vocabulary["<eos>"]] if correction == "pimentel" else spaces
-    edges = [("An", " ", "old man"), ("An", " o", "ld man"), ("It is so", " ", "a b old")]
-    for before, tail, text in edges:
-        context = before + tail
-        [words] = metric.compute(
-            predictions=[text],
-            contexts=context,
-            boundary="healed",
-            words=True,
-            word_correction=correction,
-            model=byte_model,
-            tokenizer=merging,
-        )["word_scores"]
-        ids = merging(context + text)["input_ids"]
-        rows = reference.log_probs(byte_model, [BOS, *ids])
-        place = len(merging(before)["input_ids"])
-        head = [n for token, n in vocabulary.items() if token.startswith(tail.replace(" ", "Ġ"))]
-        assert words["num_tokens"][0] == 1 and ids[place] in head
-        surprisal = -rows[place, ids[place]] + rows[place, head].logsumexp(0)
-        surprisal -= rows[place + 1, closing].logsumexp(0)
-        assert words["surprisal"][0] == close(surprisal.item()), context
-        assert min(words["surprisal"]) > 0
-        [joint] = metric.compute(
-            predictions=[tail[-1:] + text],
-            contexts=context[:-1],
-            boundary="healed",
-            words=True,
-            word_correction=correction,
-            model=byte_model,
-            tokenizer=merging,
-        )["word_scores"]
-        # the words after it are those of any other edge
-        assert words["surprisal"][1:] == close(joint["surprisal"][1:]), context
 
 
 def test_separate_tokenizes_apart(metric, byte_model, merging):
@@ -492,7 +345,6 @@ def test_checkpoint_keeps_what_parts_need(metric, byte_model, merging, tmp_path)
     kwargs = {
         "predictions": ["d man"],
         "contexts": "The ol",
-        "boundary": "healed",
         "words": True,
         "model": byte_model,
         "tokenizer": merging,
@@ -767,11 +619,11 @@ def test_what_is_no_chat(value):
             "`contexts` must be left out with `score_spans`",
         ),
         (ValueError, {"contexts": "a", "boundary": "both"}, "`boundary` must be one of 'joint'"),
-        (ValueError, {"boundary": "healed"}, "`boundary` must be left out without `contexts`"),
+        (ValueError, {"boundary": "separate"}, "`boundary` must be left out without `contexts`"),
         (
             ValueError,
             {"score_spans": [[(0, 2)]] * 2, "boundary": "separate"},
-            "must be 'joint' or 'healed'",
+            "must be 'joint' with `score_spans`",
         ),
         (
             ValueError,
@@ -785,7 +637,7 @@ def test_what_is_no_chat(value):
         ),
         (
             ValueError,
-            {"contexts": "a", "protocol": "lm-eval", "boundary": "healed"},
+            {"contexts": "a", "protocol": "lm-eval", "boundary": "separate"},
             "has no such setting",
         ),
         (ValueError, {"contexts": "a", "separator": " "}, "`separator` must be left out with"),

@@ -23,6 +23,7 @@ from models import (
 )
 
 from perplexity_sliding.engines.sources import same_vocabulary
+from perplexity_sliding.scoring import passes
 
 TEXTS = [random_text(length, seed=length) for length in range(20, 36)]
 
@@ -103,9 +104,10 @@ def test_every_token_in_float64(compare, gpt2, other, tokenizer):
 
 
 @pytest.mark.parametrize("logits_memory", [1, 80 * 24 * 5, 2**29])
-def test_blocks_of_any_size(compare, other, logits_memory):
+def test_blocks_of_any_size(compare, other, logits_memory, monkeypatch):
+    monkeypatch.setattr(passes, "LOGITS_MEMORY", logits_memory)
     whole = compare(reference=other)["comparison"]
-    blocks = compare(reference=other, logits_memory=logits_memory)["comparison"]
+    blocks = compare(reference=other)["comparison"]
     assert blocks["kl"] == pytest.approx(whole["kl"], rel=1e-5)
     assert blocks["reference_perplexity"] == pytest.approx(whole["reference_perplexity"], rel=1e-6)
 
@@ -122,12 +124,12 @@ class PlainForward(torch.nn.Module):
 
 
 @pytest.mark.parametrize("plain", ["model", "reference", "both"])
-def test_models_whose_blocks_are_cut_differently(compare, gpt2, other, plain):
+def test_models_whose_blocks_are_cut_differently(compare, gpt2, other, plain, monkeypatch):
     expected = compare(reference=other)["comparison"]
+    monkeypatch.setattr(passes, "LOGITS_MEMORY", 80 * 24 * 7)
     got = compare(
         model=PlainForward(gpt2) if plain != "reference" else gpt2,
         reference=PlainForward(other) if plain != "model" else other,
-        logits_memory=80 * 24 * 7,
     )["comparison"]
     assert got["kl"] == pytest.approx(expected["kl"], rel=1e-5)
     assert got["reference_perplexity"] == pytest.approx(expected["reference_perplexity"], rel=1e-6)
@@ -524,12 +526,13 @@ def test_arguments(compare, arguments, error, message):
 # ---- memory
 
 
-def test_logits_of_both_stay_within_their_memory(compare):
+def test_logits_of_both_stay_within_their_memory(compare, monkeypatch):
     """At a vocabulary of 128k no tensor is larger than its share, and no more is held at once."""
     size, logits_memory = 128_256, 2**24
     models = [make_model("gpt2", seed, vocab_size=size) for seed in range(2)]
     text = random_text(200, seed=3)
-    arguments = {"model": models[0], "reference": models[1], "logits_memory": logits_memory}
+    monkeypatch.setattr(passes, "LOGITS_MEMORY", logits_memory)
+    arguments = {"model": models[0], "reference": models[1]}
     compare(predictions=[text], **arguments)  # what examining takes is another matter
     with torch.profiler.profile(profile_memory=True) as profiled:
         compare(predictions=[text], **arguments)

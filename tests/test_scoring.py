@@ -23,6 +23,7 @@ from models import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from perplexity_sliding.scoring import passes
 from perplexity_sliding.scoring.passes import Scorer, batches
 from perplexity_sliding.scoring.runner import Runner
 
@@ -237,7 +238,8 @@ def like_llama(model_class):
     ],
     ids=["old", "plain", "scaled", "repeating", "router logits", "hidden states"],
 )
-def test_unusual_models_equal_the_naive_loop(metric, build, logits_memory):
+def test_unusual_models_equal_the_naive_loop(metric, build, logits_memory, monkeypatch):
+    monkeypatch.setattr(passes, "LOGITS_MEMORY", logits_memory)
     model = build().eval()
     result = metric.compute(
         predictions=TEXTS,
@@ -246,7 +248,6 @@ def test_unusual_models_equal_the_naive_loop(metric, build, logits_memory):
         max_length=CONTEXT,
         stride=8,
         return_token_scores=True,
-        logits_memory=logits_memory,
     )
     assert nlls(result) == pytest.approx(naive_nlls(model), rel=2e-5, abs=2e-5)
 

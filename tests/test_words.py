@@ -27,7 +27,7 @@ from perplexity_sliding.results.words import (
     sum_words,
     word_offsets,
 )
-from perplexity_sliding.scoring.measures import Block, Entropy, Rank, SetMass, TailMass
+from perplexity_sliding.scoring.measures import Block, Entropy, Rank, SetMass
 
 
 def close(value):
@@ -338,18 +338,6 @@ def test_mass_of_no_token_is_none(block):
     assert SetMass("boundary", ())([block])["boundary"].tolist() == [math.inf] * 40
 
 
-def test_mass_of_tails_is_that_of_the_target_s_sets(block):
-    block.targets[:3] = torch.tensor([7, 9, 7])
-    block.targets[3:] = 11
-    measured = TailMass(((7, ((7, 8), (7,))), (9, ((9, 1, 2),))))([block])["tail"]
-    p = probabilities(block)
-    expected = -torch.stack([p[0, [7, 8]].sum(), p[0, 7], p[1, [9, 1, 2]].sum()]).log()
-    assert torch.stack([measured[0, 0], measured[0, 1], measured[1, 0]]).tolist() == close(
-        expected.tolist()
-    )
-    assert measured[1, 1].isnan() and measured[3:].isnan().all()
-
-
 def test_sets_have_keys_of_their_own():
     keys = {SetMass("boundary", (1,)).key, SetMass("boundary", (2,)).key, Entropy().key}
     assert len(keys) == 3
@@ -577,7 +565,6 @@ def test_words_after_a_context(metric, speller, spelling):
     [
         (["The lamp"], {"contexts": "It was.\n\n", "boundary": "joint"}),
         (["The lamp"], {"contexts": "It was. ", "boundary": "separate"}),
-        (["The lamp"], {"contexts": "It was. \t", "boundary": "healed"}),
         (["It was.\nThe lamp"], {"score_spans": [[(0, 2), (8, 16)]]}),
     ],
 )

@@ -18,7 +18,7 @@ from . import priors
 from .candidates import FIELDS, Case, Scorer, Step, agree, list_steps, score_step
 from .figures import ROUNDING, Figure
 
-LOADING = ("dtype", "device", "batch_size", "logits_memory", "model_kwargs")
+LOADING = ("dtype", "device", "batch_size", "model_kwargs")
 TOKENS_READ = 40  # default budget per token of the texts
 FEWEST_READ = 200_000  # minimum of the default budget, for short texts
 CERTAIN = 0.01  # a match ends the search if fewer matches are expected by chance

@@ -74,12 +74,6 @@ class Measurement:
             return None
         return 1 if self.plan.protocol.scores_each_text else self.plan.protocol.texts_joined
 
-    def healed_tokens(self, number: int) -> list[int]:
-        """List the healed tokens of a text, which are scored given their characters before an edge."""
-        if self.parts is None or self.parts.boundary != "healed":
-            return []
-        return [token for token, _ in self.streams[number].scored_part.across]
-
     def signature_fields(self) -> dict[str, object]:
         """Return the settings that the scores depend on, by name, in the signature's order."""
         plan, separator = self.plan, self.separator

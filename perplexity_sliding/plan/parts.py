@@ -56,7 +56,7 @@ def check_parts(
     if boundary == "separate" and contexts is None:
         raise ArgumentError(
             "boundary",
-            f"be 'joint' or 'healed' with {names[0]}",
+            f"be 'joint' with {names[0]}",
             got=repr(boundary),
             why="only a context can be tokenized separately",
         )
@@ -119,18 +119,11 @@ def check_alone(arguments: Mapping[str, object], parts: Parts | None, words: obj
         )
 
 
-def check_beside_reference(boundary: str, words: object) -> None:
+def check_beside_reference(words: object) -> None:
     """Check that arguments are supported in a comparison of two models."""
     if words is not False:
         raise ArgumentError(
             "words", "be left out with a reference", advice="Make a separate call for each model."
-        )
-    if boundary == "healed":
-        raise ArgumentError(
-            "boundary",
-            "be 'joint' or 'separate' with a reference",
-            got="'healed'",
-            why="only predictions of whole tokens can be compared",
         )
 
 
@@ -305,8 +298,7 @@ def warn_of_spanning(texts: Sequence[str], streams: Sequence[TokenizedText]) -> 
         Wording(
             f"A token spans the edge of the scored part{places} (first: "
             f"{texts[spanning[0]][first:end]!r}); it is scored as a whole",
-            advice="Pass `boundary='healed'` to score it given its characters before the edge, or "
-            "move the edge.",
+            advice="Move the edge to that of a token.",
             argument="boundary",
         ),
         stacklevel=2,

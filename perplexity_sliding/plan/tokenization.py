@@ -58,11 +58,6 @@ class ScoredPart:
     def num_targets(self) -> int:
         return sum(end - first for first, end in self.targets)
 
-    @property
-    def across(self) -> list[tuple[int, str]]:
-        """The tokens that span an edge, with their characters before the edge."""
-        return [(first, tail) for (first, _), tail in zip(self.targets, self.tails) if tail]
-
     def of(self, text: str) -> str:
         """Concatenate the scored spans of a text."""
         return "".join(text[first:end] for first, end in self.spans)
@@ -166,8 +161,7 @@ class Parts:
         written: the chats as formatted by another model's template, and their scored spans.
         template: digest of the template that formats chats; empty until it is known.
         boundary: treatment of a token that spans the edge of a scored part.  "joint": score the
-            whole token.  "healed": score it given its characters before the part.  "separate": no
-            token does, because context and text are tokenized separately.
+            whole token.  "separate": no token does, because context and text are tokenized separately.
     """
 
     contexts: Sequence[str] | None = None

@@ -10,7 +10,6 @@ Meister, 2024, arXiv 2406.14561; Oh and Schuler, 2024, arXiv 2406.10851)::
     E(i) = -log P(x[i] begins with white space, or ends the text | row i)
     Z(a) = E(a) where x[a] begins with white space, else
            -log P(x[a] does not begin with white space | row a)
-           0 where x[a] is healed: its nll is given the head of the token already
 
 Both terms at a border come from the row that predicts its first token, so they cancel in the sum
 over words.  White space is recognised in the text of a token, newlines and tabs included, also at the
@@ -452,8 +451,7 @@ class WordScoring:
             )
             begins = () if stream.part is None else [first for first, _ in stream.part.targets]
             words = assign_tokens(text, word_offsets(stream), spans, begins)
-            healed = measurement.healed_tokens(number)
-            results.append(self._score(text, stream, spans, words, tokens, healed))
+            results.append(self._score(text, stream, spans, words, tokens))
             if None in words:
                 crossing.append(number)
         if crossing:
@@ -484,12 +482,10 @@ class WordScoring:
         spans: Sequence[Range],
         words: Sequence[Range | None],
         tokens: "TokenArrays",
-        healed: Sequence[int],
     ) -> dict[str, list]:
         borders = TokenBorders.of(text, stream.ids, word_offsets(stream), self.vocabulary)
         closing = closing_terms(borders, tokens.boundary)
         opening = opening_terms(borders, tokens.boundary, tokens.interior, self.rule)
-        opening[healed] = 0.0
         nll, surprisal = sum_words(words, tokens.nll, closing, opening)
         begins = [None if word is None else word[0] for word in words]
         return {

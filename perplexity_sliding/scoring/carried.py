@@ -103,9 +103,7 @@ def score_carried(
         for stream in measurement.streams
     ]
     work = CarriedWork([replace(measurement, plan=plan, windows=windows)])
-    scorer = CarryingScorer(
-        model, reader, measures, memory, session.batch_size, session.logits_memory
-    )
+    scorer = CarryingScorer(model, reader, measures, memory, session.batch_size)
     # Keys of deeper layers depend on where the segments before were cut.
     cut = f" {memory},{plan.stride}" if reader.keeps_keys else ""
     return work, Runner(session, scorer, work).run([model], measures, f"carry{cut}/")
@@ -157,7 +155,6 @@ class CarryingScorer:
         measures: measures of each target.
         memory: number of tokens whose keys are kept between segments.
         batch_size: texts per batch.
-        logits_memory: memory limit in bytes for logits and their loss.
     """
 
     models: Sequence[ScoredModel] = ()  # batches continue, so a text cannot be scored again alone
@@ -169,13 +166,12 @@ class CarryingScorer:
         measures: Sequence[Measure],
         memory: int,
         batch_size: int,
-        logits_memory: int,
     ) -> None:
         self.model = model
         self.reader = reader
         self.measures = measures
         self.memory = memory
-        self.rows = count_rows(logits_memory, [model])
+        self.rows = count_rows([model])
         if model.device.type == "cpu":
             self.rows = min(self.rows, CPU_BATCH_TOKENS)
         self.batch_size = 1 if reader.alone or model.alone else min(batch_size, self.rows)

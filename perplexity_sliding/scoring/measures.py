@@ -14,11 +14,6 @@ from typing import Protocol
 import torch
 
 from ..digests import digest_of
-from ..errors import ArgumentError
-from ..models.interface import ScoredModel
-from ..plan.measurement import Columns, Measurement
-from ..plan.tokenization import TokenizedText, special_ids, vocabulary_texts
-from ..plan.windows import Window
 
 # Elements of logits that are compared at once: with the four buffers a CPU's cache holds them; an
 # accelerator wants larger pieces, still small beside the logits.
@@ -200,36 +195,6 @@ class SetMass:
         return {self.name: negative_log_mass(blocks[0], self.ids)}
 
 
-@dataclass(frozen=True)
-class TailMass:
-    """`tail`: -log of the probability of the tokens that begin like the target, in nats (R, K).
-
-    Only for the targets in `sets`; NaN elsewhere.
-
-    Attributes:
-        sets: (target, its sets of tokens) for each such target; K is the largest number of sets.
-    """
-
-    sets: tuple[tuple[int, tuple[tuple[int, ...], ...]], ...]
-    columns = ("tail",)
-    num_models = 1
-
-    @property
-    def key(self) -> str:
-        return f"tail({digest_of(self.sets)})"
-
-    def __call__(self, blocks: Sequence[Block]) -> dict[str, torch.Tensor]:
-        block = blocks[0]
-        width = max(len(sets) for _, sets in self.sets)
-        tail = block.logits.new_full((len(block.targets), width), torch.nan)
-        for target, sets in self.sets:
-            rows = torch.nonzero(block.targets == target)[:, 0]
-            of_target = Block(block.logits[rows], block.targets[rows])
-            for column, ids in enumerate(sets):
-                tail[rows, column] = negative_log_mass(of_target, ids)
-        return {"tail": tail}
-
-
 def negative_log_mass(block: Block, ids: Sequence[int]) -> torch.Tensor:
     """Compute -log of the probability that the next token is one of `ids`, in nats (R,)."""
     chosen = torch.tensor(ids, dtype=torch.long, device=block.logits.device)
@@ -382,83 +347,3 @@ def near_normalizer(block: Block, common: int) -> torch.Tensor:
     coarse = ~(block.nll < LARGEST_NEAR_NLL)
     log_sum[coarse] = block.logits[coarse].logsumexp(1)
     return log_sum
-
-
-# --- healing --------------------------------------------------------------------------------------
-
-# A token that reaches across the edge of a scored part, given its characters before the edge:
-#
-#     p(x | its first characters) = p(x) / Σ p(v) over the tokens v whose text begins with them
-#
-# Token healing by one token: the conditional probability of the characters after the edge, given those
-# before it, as far as one token reaches.  Special tokens have no characters, unless x is one
-# itself, written out in the text.
-
-# For a token across an edge, by the characters before the edge: all tokens that begin with them.
-Completions = dict[int, dict[str, tuple[int, ...]]]
-
-
-@dataclass(frozen=True)
-class Healing:
-    """The completions that heal tokens across edges; empty if there are none."""
-
-    completions: Completions
-
-    def measures(self) -> list[Measure]:
-        """List the measures of each token for the healing."""
-        if not self.completions:
-            return []
-        sets = ((token, tuple(tails.values())) for token, tails in self.completions.items())
-        return [TailMass(tuple(sets))]
-
-    def heal(self, measurement: Measurement, scores: list[list[Columns]]) -> list[list[Columns]]:
-        """Heal the scores of tokens across edges among those of the windows of each text."""
-        if not self.completions:
-            return scores
-        return [
-            [self._heal_window(stream, window, columns) for window, columns in zip(*of_text)]
-            for stream, *of_text in zip(measurement.streams, measurement.windows, scores)
-        ]
-
-    def _heal_window(self, stream: TokenizedText, window: Window, columns: Columns) -> Columns:
-        nll = columns["nll"].copy()
-        for first, tail in stream.scored_part.across:
-            if window.first <= first < window.end:
-                column = list(self.completions[int(stream.ids[first])]).index(tail)
-                place = first - window.first
-                nll[place] -= columns["tail"][place, column]
-        return columns | {"nll": nll}
-
-
-def plan_healing(model: ScoredModel, measurements: Sequence[Measurement]) -> Healing:
-    """Find the tokens across edges that are to be healed.
-
-    Raises:
-        ValueError: the text of one does not begin with the characters before the edge.
-    """
-    across = {
-        (int(stream.ids[first]), tail): position
-        for measurement in measurements
-        if measurement.parts is not None and measurement.parts.boundary == "healed"
-        for position, stream in enumerate(measurement.streams)
-        for first, tail in stream.scored_part.across
-    }
-    if not across:
-        return Healing({})
-    texts = vocabulary_texts(model.tokenizer)
-    special = special_ids(model.tokenizer)
-    completions: Completions = {}
-    for (target, tail), position in sorted(across.items()):
-        if not texts[target].startswith(tail):
-            raise ArgumentError(
-                "boundary",
-                f"be 'joint' or 'separate' for the text at position {position}: its token across "
-                f"the edge stands for {texts[target]!r}, which does not begin with {tail!r} as "
-                "the text does, so it cannot be healed",
-            )
-        completions.setdefault(target, {})[tail] = tuple(
-            token
-            for token, text in enumerate(texts[: model.vocabulary_size])
-            if text.startswith(tail) and (token not in special or target in special)
-        )
-    return Healing(completions)

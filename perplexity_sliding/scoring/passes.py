@@ -23,6 +23,8 @@ from ..models.logits import cheap_padding, explain_failure, is_out_of_memory
 from ..plan.measurement import Columns
 from .measures import Alternatives, Block, Measure
 
+# Bytes of logits and their loss at a time, and of the copies of a shared prefix's cache.
+LOGITS_MEMORY = 2**29
 # On a CPU: tokens in a forward pass, and rows of logits computed at once, beyond which more of them
 # only cost cache misses; and bytes of logits that the loss finds in cache.
 CPU_BATCH_TOKENS = 1024
@@ -34,7 +36,6 @@ CPU_CACHE_BYTES = 2**25
 SERVED_COLUMNS = ("nll", "rank", "top_ids", "top_nll", "top")
 NEEDS_LOGITS = {
     "entropy": "The entropy of a prediction",
-    "tail": "`boundary`='healed'",
     "kl": "KL divergence",
 }
 
@@ -66,12 +67,12 @@ class Launched(NamedTuple):
     copied: torch.cuda.Event | None
 
 
-def count_rows(logits_memory: int, models: Sequence[ScoredModel]) -> int:
+def count_rows(models: Sequence[ScoredModel]) -> int:
     """Count the rows of logits, at least one, that fit in the memory at once.
 
     A row exists in the model's dtype, in float32, and once more inside the loss.
     """
-    return max(1, logits_memory // sum(3 * 4 * model.vocabulary_size for model in models))
+    return max(1, LOGITS_MEMORY // sum(3 * 4 * model.vocabulary_size for model in models))
 
 
 class Scorer:
@@ -81,8 +82,6 @@ class Scorer:
         models: the model and, for measures of two, its reference; each examined.
         measures: measures of each target.
         batch_tokens: tokens in one forward pass, padding included; a longer pass runs alone.
-        logits_memory: memory limit in bytes for logits and their loss, and also for the copies of a
-            shared prefix's cache.
     """
 
     def __init__(
@@ -90,19 +89,18 @@ class Scorer:
         models: Sequence[ScoredModel],
         measures: Sequence[Measure],
         batch_tokens: int,
-        logits_memory: int,
     ) -> None:
         self.models = models
         self.measures = measures
         self.device = models[0].device
         self.batch_tokens = batch_tokens
         self.padding = cheap_padding(self.device)
-        self.cache_memory = logits_memory
-        self.block_rows = count_rows(logits_memory, models)
+        self.cache_memory = LOGITS_MEMORY
+        self.block_rows = count_rows(models)
         self.loss_rows = self.block_rows
         if self.device.type == "cpu":
             self.batch_tokens = min(batch_tokens, CPU_BATCH_TOKENS)
-            self.cache_memory = min(logits_memory, CPU_CACHE_BYTES)
+            self.cache_memory = min(LOGITS_MEMORY, CPU_CACHE_BYTES)
             self.loss_rows = max(1, CPU_LOSS_BYTES // (models[0].vocabulary_size * 4))
             if all(model.by_blocks for model in models):
                 self.block_rows = min(self.block_rows, CPU_BLOCK_ROWS)

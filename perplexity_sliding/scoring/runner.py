@@ -333,14 +333,12 @@ class Session:
 
     Attributes:
         batch_size: windows of the longest length per forward pass.
-        logits_memory: memory limit in bytes for logits and their losses.
         checkpoint: stores the scores of finished passes, also those of earlier runs.
         processes: the processes that share the work.
         callback: called after every batch.
     """
 
     batch_size: int
-    logits_memory: int
     checkpoint: Checkpoint | None
     processes: Processes
     callback: Callable[[Progress], None] | None
@@ -377,7 +375,7 @@ class Session:
         if isinstance(models[0], ServedModel):
             scorer = ServedScorer(models[0], measures, self.batch_size, batch_tokens)
         else:
-            scorer = Scorer(models, measures, batch_tokens, self.logits_memory)
+            scorer = Scorer(models, measures, batch_tokens)
         return work, Runner(self, scorer, work).run(models, measures)
 
 
