@@ -17,7 +17,7 @@ import torch
 from models import make_model, make_tokenizer, random_text
 
 from perplexity_sliding import cli
-from perplexity_sliding.cli import advice, main, messages, options, values
+from perplexity_sliding.cli import main, messages, options, values
 from perplexity_sliding.cli.progress import Progress, minutes
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -240,21 +240,6 @@ def test_the_folder_of_an_adapter_is_a_model(call, tiny, monkeypatch):
     assert "which requires peft: pip install peft." in call("a.txt", model="adapter").err
 
 
-@pytest.mark.parametrize(
-    "name", ["config.json", "model.safetensors", "new.json", "linked.json", "notes.txt"]
-)
-def test_a_model_is_not_overwritten(call, folder, name):
-    before = {path: path.read_bytes() for path in Path(folder).iterdir()}
-    target = Path(folder, name)
-    if name == "linked.json":
-        target = Path("linked.json")
-        target.symlink_to(Path(folder, "config.json"))
-    outcome = call("a.txt", "--format=json", f"--output={target}", model=folder)
-    assert outcome.code == 2 and "--output must not be in the folder of a model" in outcome.err
-    assert {path: path.read_bytes() for path in Path(folder).iterdir()} == before
-    assert call("a.txt", f"--output={folder}/scores.csv", model=folder).code == 0
-
-
 # ---- exit codes
 
 
@@ -458,22 +443,6 @@ def test_a_log_has_a_line_a_minute_with_the_time_left(capsys):
         "score.py: Scoring: 40% after 2 min, about 4 min left, perplexity so far 8.12",
     ]
     assert [minutes(seconds) for seconds in (59, 3599, 3661)] == ["1 min", "1 h 0 min", "1 h 1 min"]
-
-
-@pytest.mark.parametrize("flag, said", [("avx512_bf16", 1), ("avx512f", 0)])
-def test_half_precision_is_advised_to_long_runs_once(capsys, monkeypatch, tmp_path, flag, said):
-    """Where the processor multiplies it and there is no accelerator."""
-    monkeypatch.setattr(advice, "DESCRIPTION", tmp_path / "cpuinfo")
-    (tmp_path / "cpuinfo").write_text(f"flags : fpu {flag} sse\n")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    args, now = options.parse_arguments(["a.txt"]), [0.0]
-    progress = Progress("x", False, lambda: now[0], lambda: advice.of_long_runs(args))
-    for done in (1, 2, 3):
-        now[0] += 20.0
-        progress(type("P", (), {"done": done, "total": 3000, "perplexity": 8.0})())
-    assert capsys.readouterr().err.count("--dtype bfloat16 may be faster") == said
-    args.dtype = "float16"
-    assert advice.of_long_runs(args) is None
 
 
 def test_the_program_calls_itself_by_its_command(monkeypatch):

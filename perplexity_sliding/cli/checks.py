@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -89,47 +89,6 @@ def _check_folder(what: str, folder: Path, subfolders: Sequence[str]) -> None:
         else "a folder written by save_pretrained or `hf download`"
     )
     raise ValueError(f"{what} is a folder without {CONFIG}. Pass {advice}.")
-
-
-# Endings that no model loader reads; such files may be written into a model's folder.
-NOT_OF_MODELS = {".csv", ".tsv", ".jsonl", ".parquet", ".tex", ".html", ".htm"}
-NOT_OF_MODELS |= {".png", ".svg", ".pdf", ".jpg", ".sqlite", ".db"}
-
-
-def check_spares_models(option: str, path: str, models: Iterable[str], subfolders: list[str]):
-    """Refuse to overwrite a file of a model, or to add one that its loader might read.
-
-    Args:
-        option: the option that names the output.
-        models: folders, files or names of models, adapters and tokenizers.
-        subfolders: subfolders from which models are loaded.
-
-    Raises:
-        ValueError: the output is in a model's folder, or linked from there.
-    """
-    target = Path(os.path.realpath(path))
-    if target.suffix.lower() in NOT_OF_MODELS:
-        return
-    folders = [folder / sub for folder in _folders_of(models) for sub in ("", *subfolders)]
-    files = [file for folder in folders if folder.is_dir() for file in folder.iterdir()]
-    files += [Path(name).expanduser() for name in models]
-    is_one = str(target) in map(os.path.realpath, files)
-    in_cache = any(part.startswith("models--") for part in target.parts)  # of the Hub's client
-    if is_one or in_cache or str(target.parent) in map(os.path.realpath, folders):
-        raise ValueError(
-            f"{option} must not be in the folder of a model, got {path!r}. Use another folder."
-        )
-
-
-def _folders_of(models: Iterable[str]) -> Iterator[Path]:
-    """List the folders of models and of the base models of adapters."""
-    for name in models:
-        folder = Path(name).expanduser()
-        if folder.is_dir():
-            yield folder
-        if (folder / ADAPTER).is_file():
-            base = json.loads((folder / ADAPTER).read_text("utf-8")).get(BASE)
-            yield from _folders_of([base] if base else [])
 
 
 def check_writable(option: str, path: str) -> None:

@@ -11,15 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
 
-from . import advice, output, verifying
-from .checks import check_model, check_path, check_spares_models, check_writable
+from . import output, verifying
+from .checks import check_model, check_path, check_writable
 from .comparing import AXES, label
 from .measuring import Report, load_metric, measure, merge
 from .messages import describe, program_name, say, show_traceback, show_warning, to_stdout
 from .options import (
     TIDY,
     WITHOUT_ADAPTER,
-    as_list,
     parse_arguments,
     was_started_by_torchrun,
     written_files,
@@ -54,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
             "covers all texts together. Use --format json."
         )
     plots = check_plot(args.plot)
-    progress = Progress(title(args), args.hides_progress, advice=lambda: advice.of_long_runs(args))
+    progress = Progress("Comparing" if args.reference else "Scoring", args.hides_progress)
     try:
         progress.status("Reading")
         files = open_each(args) if args.takes_each_file else []
@@ -118,7 +117,7 @@ def deliver(report: Report, args: argparse.Namespace, metric=None, plots=None) -
 
 
 def check_names(args: argparse.Namespace) -> None:
-    """Refuse models that cannot be loaded, and files in their folders."""
+    """Refuse models that cannot be loaded."""
     given = (args.model_kwargs, args.tokenizer_kwargs, args.reference_model_kwargs)
     subfolders = [settings["subfolder"] for settings in given if (settings or {}).get("subfolder")]
     for name in args.models:
@@ -127,9 +126,6 @@ def check_names(args: argparse.Namespace) -> None:
         check_model(args.reference, "--reference", subfolders)
     if args.tokenizer:
         check_path(args.tokenizer, "--tokenizer")
-    models = [*args.models, *filter(None, (args.reference, args.tokenizer))]
-    for option, path in written_files(args).items():
-        check_spares_models(option, path, models, subfolders)
 
 
 def check_is_printed(args: argparse.Namespace) -> None:
@@ -139,17 +135,6 @@ def check_is_printed(args: argparse.Namespace) -> None:
     if args.find:
         raise ValueError("--find prints what it finds, but standard output is closed: open it.")
     raise ValueError("Standard output is closed: pass --output FILE.")
-
-
-def title(args: argparse.Namespace) -> str:
-    """Return the title of the progress bar."""
-    if args.reference:
-        return "Comparing"
-    given = {"stride": args.stride, "window": args.max_length, "protocol": args.protocol}
-    named = [
-        f"{name} {', '.join(map(str, as_list(value)))}" for name, value in given.items() if value
-    ]
-    return "Scoring" + (f", {'; '.join(named)}" if named else "")
 
 
 def check_plot(path: str | None):

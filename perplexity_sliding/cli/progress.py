@@ -9,8 +9,6 @@ from math import isnan
 from .messages import harmless, say, to_stderr
 
 LOG_INTERVAL = 60.0  # seconds
-# A run is long if more than LONG seconds are left after KNOWN_AFTER seconds.
-LONG, KNOWN_AFTER = 600.0, 10.0
 CLEAR_LINE = "\r\x1b[2K"
 
 
@@ -21,7 +19,6 @@ class Progress:
         title: title of the bar.
         hidden: whether to show nothing.
         clock: returns seconds, for the lines in a log.
-        advice: returns advice for a long run, or None; called once.
     """
 
     def __init__(
@@ -29,10 +26,8 @@ class Progress:
         title: str,
         hidden: bool,
         clock: Callable[[], float] = time.monotonic,
-        advice: Callable[[], str | None] = lambda: None,
     ):
         self.title = title
-        self.advice: Callable[[], str | None] | None = advice
         self.hidden = hidden or sys.stderr is None
         self.on_terminal = not self.hidden and sys.stderr.isatty()
         self.clock = clock
@@ -76,7 +71,6 @@ class Progress:
             self._draw(share, so_far)
         elif self.clock() - self.logged >= LOG_INTERVAL:
             self._log(share, so_far)
-        self._advise(share)
 
     def _draw(self, share: float, perplexity: str) -> None:
         if self._bars is None:
@@ -101,15 +95,6 @@ class Progress:
         """Estimate the seconds left; None until a second batch: the first includes loading."""
         begin, before = self.first
         return (self.clock() - begin) / (share - before) * (1 - share) if share > before else None
-
-    def _advise(self, share: float) -> None:
-        """Print advice for a long run once."""
-        if self.advice is None or self.clock() - self.first[0] < KNOWN_AFTER:
-            return
-        if (self._seconds_left(share) or 0) > LONG:
-            advice, self.advice = self.advice(), None
-            if advice:
-                say(advice)
 
     def close(self) -> None:
         """Clear the line before other output."""

@@ -245,7 +245,7 @@ def read_rows(
         read_row(row, number, column, needed, name, args, share / table.num_rows)
         for number, row in enumerate(rows)
     )
-    yield from join_words(texts, args) if args.id_column or not args.words_column else texts
+    yield from texts if args.words_column else join_words(texts, args)
 
 
 def read_row(
@@ -338,7 +338,7 @@ def join_words(texts: Iterator[Text], args: argparse.Namespace) -> Iterator[Text
         return
     for name, group in groupby(texts, key=lambda text: text.name):
         words = list(group)
-        if len(words) == 1 or not all(is_one_word(text.text) for text in words):
+        if len(words) == 1 or not all(is_one_word(text.text) and not text.error for text in words):
             yield from words
             continue
         joined, spans = "", []
