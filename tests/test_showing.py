@@ -84,7 +84,7 @@ def test_a_report_has_the_text_with_the_scores_of_the_metric(call, tiny):
         assert data["alternatives"][3][0][1] == pytest.approx(math.exp(-top[1]), rel=1e-2)
         windows = [[w["begin"], w["first"], w["end"]] for w in tokens["windows"]]
         assert [window[:3] for window in data["windows"]] == windows
-    assert result["signature"] in page.said and f"{result['probe']:.6f}" in page.said
+    assert result["signature"] in page.said
     for name, perplexity in zip(("a.txt", "b.txt"), result["perplexities"]):
         assert f"{name}: {perplexity:.4g}" in page.said
     low, high = result["perplexity_interval"]
@@ -175,8 +175,7 @@ def test_a_text_of_several_has_its_own_numbers_under_it(call, metric, tiny, othe
     own = re.findall(
         r'class="ps-own">.*? ([\d.]+) with .*? ([\d.]+) with .*?, ([\d.]+) % (\w+)', page
     )
-    groups = re.findall(r'type="radio" name="([\w-]+)"', page)
-    assert len(set(groups)) == 2 and len(own) == 2
+    assert len(own) == 2
     key = "perplexity" if compared == "tokens" else "bits_per_byte"
     for text, (after, before, share, word) in zip(texts, own):
         alone = metric.compute(predictions=[text], model_id=tiny, reference=reference)
@@ -575,5 +574,4 @@ def test_a_report_of_a_model_that_is_very_sure(call, tiny, tmp_path, scale, opti
     value = tiny if option == "--reference" else "2,4,8"
     outcome = call("a.txt", f"{option}={value}", "--html=r.html", model=sure)
     assert outcome.code in (0, 1), outcome.err
-    said = "less likely than 1 in 1,000 trillion" in Path("r.html").read_text("utf-8")
-    assert said or option != "--reference"
+    assert ("ps-verdict" in Path("r.html").read_text("utf-8")) == (option == "--reference")

@@ -1,30 +1,22 @@
-"""Comparison of a model with a reference on one text: the change, its significance and its places."""
+"""Comparison of a model with a reference on one text: verdict, numbers, the text by change, one chart."""
 
 import bisect
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
-from .charts import Point, density_chart, distribution_chart, line_chart
+from .charts import Point, line_chart
 from .markup import count, escape, number, payload
-from .numbers import odds
-from .piece_list import piece_list, shown
 from .reading import Reading
 from .segments import Segment, cut
 from .surprise import ENDLESS
 from .text_box import detail_box, text_box
-from .tokens import colour_choice, text_segments
+from .tokens import text_segments
 
-# Lower edges of the colours: bits that a piece of text costs more or less, and nats of divergence.
-CHANGE_EDGES = (0.1, 0.5, 2.0)
-KL_EDGES = (0.001, 0.01, 0.1, 0.5, 2.0)
-WORST_SHOWN = 10
+CHANGE_EDGES = (0.1, 0.5, 2.0)  # bits that a piece of text costs more or less: edges of the colours
 FEWEST = 30  # tokens of a group; a mean over fewer would be noise
-SMALLEST_KL = 1e-9  # start of the axis of divergences
 CONTEXT_AXIS = "tokens of context, at least, in windows without overlap"
-MARKED_PERCENTILES = {"50": "half are below", "99": "99 %", "100": "largest"}
 
 
 @dataclass(frozen=True)
@@ -137,16 +129,11 @@ def comparison_of_all(pair: Pair) -> str:
     )
 
 
-def comparison_view(pair: Pair, mark: str = "", place: int = 1) -> str:
-    """Show the verdict, the numbers, the text coloured by change, and the largest changes.
+def comparison_view(pair: Pair) -> str:
+    """Show the verdict, the text coloured by change, the numbers, and a chart.
 
     For one of several texts compared together, show only its own numbers.
-
-    Args:
-        mark: identifies the settings, so that the page can dim outdated results.
-        place: number of the view on its page.
     """
-    names = pair.names
     segments, text = text_of(pair)
     changes = measure_changes(pair, segments)
     by_piece = {change.piece: change for change in changes}
@@ -156,20 +143,13 @@ def comparison_view(pair: Pair, mark: str = "", place: int = 1) -> str:
         None if change is None and not piece.strip() else change_colour(change)
         for change, piece in zip(by_segment, pieces)
     ]
-    choices = ("change", "divergence") if pair.has_divergence else ("change",)
-    data = {"models": names, "pieces": [_columns(change) for change in by_segment]}
-    if pair.has_divergence:
-        data["kl_colours"] = [kl_colour(change) for change in by_segment]
-    of = f' data-of="{escape(mark)}"' if mark else ""
+    data = {"models": pair.names, "pieces": [_columns(change) for change in by_segment]}
     return (
-        f'<div class="ps-view" data-view="compare"{of} '
-        f"data-payload={payload(data)}>{_opening(pair)}"
-        f"{colour_choice(choices, f'ps-compared-{place}')}{_legends(names[0])}"
+        f'<div class="ps-view" data-view="compare" data-payload={payload(data)}>{_opening(pair)}'
+        f"{_legend(pair.names[0])}"
         f'<div class="ps-pair">{text_box(pieces, colours, "piece")}'
         f"{detail_box('what either model made of it')}</div>"
-        f"{'' if pair.is_one_of_several else _folded('numbers of both', 'All numbers', _table(pair))}"
-        f"{_folded('most changed', 'Where it changed most', _worst(changes, segments, text))}"
-        f"{_folded('charts', 'Charts', _charts(pair, changes))}</div>"
+        f"{'' if pair.is_one_of_several else _table(pair)}{_chart(pair)}</div>"
     )
 
 
@@ -195,15 +175,6 @@ def _percent_of(before: float, after: float) -> str:
         return ""
     share = 100 * (after / before - 1)
     return f", {abs(share):.3g} % {'higher' if share >= 0 else 'lower'}"
-
-
-def _folded(name: str, title: str, content: str) -> str:
-    """Show secondary details, collapsed."""
-    return (
-        f'<details class="ps-more" data-keep="{name}"><summary>{title}</summary>{content}</details>'
-        if content
-        else ""
-    )
 
 
 def verdict(pair: Pair) -> str:
@@ -243,11 +214,6 @@ def change_colour(change: Change | None) -> str:
         return "out"
     step = bisect.bisect_right(CHANGE_EDGES, abs(change.change))
     return f"{'v' if change.change > 0 else 'w'}{step}" if step else ""
-
-
-def kl_colour(change: Change | None) -> str:
-    """Return the class of a divergence, from the colours of surprise."""
-    return "out" if change is None else f"b{bisect.bisect_right(KL_EDGES, change.kl)}"
 
 
 def text_of(pair: Pair) -> tuple[list[Segment], str]:
@@ -394,146 +360,40 @@ def _remarks(pair: Pair) -> str:
     return f'<p class="ps-note">{escape(" ".join(said))}</p>'
 
 
-def _legends(model: str) -> str:
+def _legend(model: str) -> str:
     low, middle, high = (f"{edge:g}" for edge in CHANGE_EDGES)
     spans = (f"by over {high} bits", f"{middle}–{high} bits", f"{low}–{middle}")
-    by_change = [
+    entries = [
         *zip(("w3", "w2", "w1"), (f"better with {model}", "better", "better"), spans),
         ("", "about the same", f"under {low} bits"),
         *zip(("v1", "v2", "v3"), ("worse", "worse", f"worse with {model}"), spans[::-1]),
     ]
-    ends = [f"{edge:g}" for edge in KL_EDGES]
-    by_kl = [
-        ("b0", f"under {ends[0]} nats", ""),
-        *((f"b{n + 1}", f"{from_}–{to}", "") for n, (from_, to) in enumerate(pairwise(ends))),
-        ("b5", f"over {ends[-1]}", ""),
-    ]
-    return (
-        f'<div class="ps-legend"><ul data-legend="change">{_boxes(by_change)}</ul>'
-        f'<ul data-legend="divergence" hidden>{_boxes(by_kl)}</ul></div>'
-    )
-
-
-def _boxes(entries: Sequence[tuple[str, str, str]]) -> str:
-    return "".join(
+    boxes = "".join(
         f'<li><span class="ps-box {colour}">{escape(name)}</span><small>{span}</small></li>'
         for colour, name, span in entries
     )
+    return f'<div class="ps-legend"><ul>{boxes}</ul></div>'
 
 
-def _worst(changes: Sequence[Change], segments: Sequence[Segment], text: str) -> str:
-    """List the pieces that lost most and those whose predictions changed most, with links."""
-    lost = sorted(
-        (change for change in changes if change.change > 0), key=lambda change: -change.change
-    )
-    lists = [("change", "What got worse most", lost, _lost)]
-    if changes and changes[0].kl is not None:
-        moved = sorted(
-            (change for change in changes if change.kl > 0), key=lambda change: -change.kl
-        )
-        lists.append(("divergence", "Where predictions changed most", moved, _moved))
-    return "".join(
-        f'<div class="ps-worst" data-legend="{name}"{" hidden" if name != "change" else ""}><h3>{title}</h3>'
-        + piece_list(
-            [(change.piece, *describe(change)) for change in worst[:WORST_SHOWN]], segments, text
-        )
-        + "</div>"
-        for name, title, worst, describe in lists
-    )
-
-
-def _lost(change: Change) -> tuple[str, str]:
-    bits = "infinite" if math.isinf(change.change) else f"+{change.change:.1f} bits"
-    return bits, f"{_chance(change.reference_bits)} → {_chance(change.bits)}"
-
-
-def _moved(change: Change) -> tuple[str, str]:
-    model, reference = (escape(shown(top)) for top in change.tops)
-    return (
-        f"{number(change.kl, 3)} nats",
-        f"likeliest: <code>{reference}</code>"
-        + (f" → <code>{model}</code>" if change.tops[0] != change.tops[1] else " for both"),
-    )
-
-
-def _charts(pair: Pair, changes: Sequence[Change]) -> str:
-    """Chart changed predictions: by length of context, over all tokens, token against token."""
-    finite = [c for c in changes if math.isfinite(c.bits) and math.isfinite(c.reference_bits)]
-    if len(finite) < 2:
-        return ""
-    of_tokens = "".join(_token_charts(pair, finite))
-    bars = "Bars are 95 % intervals. " if "ps-error" in of_tokens else ""
-    where = "In the last picture, " if of_tokens else ""
-    return (
-        f'<div class="ps-charts">{of_tokens}{_pair_chart(pair, finite)}</div>'
-        f'<p class="ps-note">{bars}{where}{escape(pair.names[0])} does worse above the line.</p>'
-    )
-
-
-def _token_charts(pair: Pair, changes: Sequence[Change]) -> Iterator[str]:
-    if not pair.by_tokens:
-        return
-    model = pair.names[0]
+def _chart(pair: Pair) -> str:
+    """Chart the change of the perplexity by the length of the context, where that is known."""
     groups = [
         group
         for group in pair.by_context
         if group["low"] and group["num_tokens"] >= FEWEST and group["log_ratio_interval"]
     ]
-    if len(groups) > 1:
-        yield line_chart(
-            [_change_point(group) for group in groups],
-            CONTEXT_AXIS,
-            f"Perplexity of {model}, change in %",
-            base=0,
-        )
-    if pair.has_divergence:
-        yield from _divergence_charts(pair, changes, groups)
-
-
-def _divergence_charts(
-    pair: Pair, changes: Sequence[Change], groups: Sequence[dict]
-) -> Iterator[str]:
-    comparison = pair.comparison
-    if len(groups) > 1:
-        yield line_chart(
-            [_kl_point(group) for group in groups], CONTEXT_AXIS, "KL divergence, nats", base=0
-        )
-    points = comparison["kl_percentiles"]
-    marks = [(points[name], words) for name, words in MARKED_PERCENTILES.items()]
-    marks = [] if pair.is_one_of_several else marks
-    yield distribution_chart(
-        [max(change.kl, SMALLEST_KL) for change in changes if math.isfinite(change.kl)],
-        [(value, words) for value, words in marks if SMALLEST_KL < value < math.inf],
-        "KL divergence of a token, nats",
-        "Tokens",
-    )
+    if not pair.by_tokens or len(groups) < 2:
+        return ""
+    title = f"Perplexity of {pair.names[0]}, change in %"
+    chart = line_chart([_change_point(group) for group in groups], CONTEXT_AXIS, title, base=0)
+    return f'{chart}<p class="ps-note">Bars are 95 % intervals.</p>'
 
 
 def _change_point(group: dict) -> Point:
     change, interval = _per_cent(group["log_ratio"]), group["log_ratio_interval"]
-    bounds = interval and [_per_cent(bound) for bound in interval]
-    words = f"{_span(group)}: {_sign(change)} %{_bounds(bounds, _sign, ' %')}"
+    low, high = bounds = [_per_cent(bound) for bound in interval]
+    words = f"{_span(group)}: {_sign(change)} % (95 % interval {_sign(low)} to {_sign(high)} %)"
     return Point(group["low"], change, f"{group['low']:,}", words, bounds)
-
-
-def _kl_point(group: dict) -> Point:
-    words = (
-        f"{_span(group)}: {number(group['kl'], 3)} nats{_bounds(group['kl_interval'], number, '')}"
-    )
-    return Point(group["low"], group["kl"], f"{group['low']:,}", words, group["kl_interval"])
-
-
-def _pair_chart(pair: Pair, changes: Sequence[Change]) -> str:
-    unit = "token" if pair.by_tokens else "piece of text"
-    model, reference = pair.names[0], pair.names[1]
-    worse = sum(change.change > 0 for change in changes) / len(changes)
-    return density_chart(
-        [change.reference_bits for change in changes],
-        [change.bits for change in changes],
-        f"bits under {reference}",
-        f"Bits of each {unit} under {model}",
-        f"{100 * worse:.0f} % of them lie above the line, where {model} does worse.",
-    )
 
 
 def _per_cent(log_ratio: float) -> float:
@@ -549,20 +409,3 @@ def _span(group: dict) -> str:
     low, high = group["low"], group["high"]
     span = count(low, "token") if low == high else f"{low:,}–{high:,} tokens"
     return f"{span} of context"
-
-
-def _bounds(interval: Sequence[float] | None, write, unit: str) -> str:
-    if interval is None:
-        return ""
-    low, high = map(write, interval)
-    return f" (95 % interval {low} to {high}{unit})"
-
-
-def _chance(bits: float) -> str:
-    """Write a surprisal in bits as a probability."""
-    if math.isinf(bits):
-        return "none"
-    share = 100 * 2.0**-bits
-    if share >= 0.1:
-        return f"{number(share, 2)} %"
-    return f"1 in {2.0**bits:,.0f}" if bits < 50 else odds(bits * math.log(2))

@@ -51,13 +51,6 @@ def interval_words(interval: Sequence[float]) -> str:
     return f"95 % interval within this text {low} to {high}"
 
 
-def percent(share: float) -> str:
-    """Write a probability as the page's script does (base.js): `41 %`, `1.5 %`, `< 0.1 %`."""
-    if share < 0.001:
-        return "< 0.1 %"
-    return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.1f} %"
-
-
 def per_cent(ratio: float) -> str:
     """Write a ratio as a change in per cent: 1.02 as "+2.0"."""
     return f"{100 * (ratio - 1):+.1f}".replace("-", "−")
@@ -70,3 +63,8 @@ def change(ratio: dict) -> str:
         return said
     low, high = map(per_cent, ratio["interval"])
     return f"{said} (95 % interval {low} to {high} %)"
+
+
+def shown(piece: str) -> str:
+    """Strip the spaces around a piece; make a piece of only spaces visible."""
+    return piece.strip() or piece.replace("\n", "↵").replace(" ", "·").replace("\t", "⇥")

@@ -5,19 +5,18 @@ import re
 from dataclasses import dataclass
 
 from ..results.words import UNSPACED
-from .markup import escape, number, percent
-from .piece_list import shown
+from .markup import escape, number, shown
 from .reading import Reading
 from .segments import Segment
 from .surprise import bits_colour
-from .tokens import text_segments, token_texts
+from .tokens import text_segments
 
 FEWEST = 20  # tokens; a perplexity of fewer says more of chance than of the text
 LARGE = {1e12: "trillion", 1e9: "billion"}
 LONGEST_WORD = 40  # characters before a piece that are searched for the start of its word
 TOO_SHORT = (
     f"Too short for a perplexity: over fewer than {FEWEST} tokens it says more about chance than about "
-    "the text. This is how surprising each token was."
+    "the text."
 )
 
 
@@ -134,12 +133,6 @@ def story(reading: Reading) -> str:
     )
 
 
-def surprise_words(reading: Reading) -> str:
-    """Return the most surprising word as plain text; "" if there is none."""
-    worst = next(iter(most_surprising(reading, 1)), None)
-    return "" if worst is None else f"Most surprising word: “{worst.word}”, {odds(worst.nll)}"
-
-
 def _as_it_went_on(text: str, segment: Segment, expected: str) -> str:
     """Write the expected token instead of a piece; within a word, after the start of the word."""
     if not (text[segment.start].isalnum() and expected[:1].isalnum()):
@@ -160,42 +153,3 @@ def odds(nll: float) -> str:
             return f"1 in {one_in / size:,.{int(one_in < 10 * size)}f} {name}"
     digits = max(0, int(math.log10(max(1, one_in))) - 2)
     return f"1 in {round(one_in, -digits):,.0f}"
-
-
-def few_tokens(reading: Reading) -> str:
-    """Tabulate the surprise and the expected token for each token of a short text."""
-    tokens, rows = reading.tokens, []
-    names, parts = token_texts(reading), _parts_of_characters(reading)
-    for place, nll in enumerate(tokens["nll"]):
-        if nll is None:
-            continue
-        tops = tokens["alternatives"][place] if tokens.get("alternatives") else None
-        expected = tops[0] if tops else None
-        said = ""
-        if expected:
-            hit = tokens["rank"][place] == 1
-            top = escape(shown(expected[0]))
-            said = "what it expected" if hit else f"it expected <code>{top}</code>"
-            said += f" ({percent(math.exp(-expected[1]))})"
-        rows.append(
-            f'<tr><th scope="row"><code>{escape(shown(names[place]))}</code>{parts.get(place, "")}</th>'
-            f'<td><span class="ps-box {bits_colour(nll / math.log(2))}">'
-            f"{bits_words(nll / math.log(2))}</span></td><td>{said}</td></tr>"
-        )
-    return f'<table class="ps-table ps-few"><tbody>{"".join(rows)}</tbody></table>'
-
-
-def _parts_of_characters(reading: Reading) -> dict[int, str]:
-    """Describe the part of a character that each of several tokens encodes."""
-    segments, _ = text_segments(reading)
-    return {
-        place: f" <small>part {place - segment.first + 1} of {segment.last - segment.first + 1}</small>"
-        for segment in segments
-        if segment.first is not None and segment.last > segment.first
-        for place in range(segment.first, segment.last + 1)
-    }
-
-
-def bits_words(bits: float) -> str:
-    """Write surprise for people: `2.1 bits`."""
-    return "infinite" if math.isinf(bits) else f"{bits:.1f} bits"

@@ -1,11 +1,7 @@
-/* A text scored twice: under two models, or under two strides. */
-
 /* What a model changes against its reference, piece by piece. */
 function compareView(view, data) {
   const [model, reference] = data.models;
-  let colours = JSON.parse(view.querySelector(".ps-text").dataset.pieces).classes.split(" ");
-  const byChange = colours, shown = explorer(view, describe, undefined, (number) => colours[number]);
-  chooseColour(view, (choice) => { colours = choice === "change" ? byChange : data.kl_colours; shown.restyleAll(); });
+  const shown = explorer(view, describe);
 
   return shown;
 
@@ -25,20 +21,4 @@ function compareView(view, data) {
     }
     return [head, ...said.map((sentence) => make("p", "", sentence))];
   }
-}
-
-/* The text under two strides: what a token gained by the context that only the smaller one shows it. */
-function gainView(view, data) {
-  explorer(view, (number, piece) => {
-    const head = make("p", "ps-piece"), own = data.pieces[number];
-    head.append(make("code", "", visible(piece)));
-    if (!own) return [head, make("p", "", "Not scored under both strides.")];
-    const [wide, narrow, little, more] = own;
-    return [
-      head,
-      make("p", "", `${bitsText(wide)} with ${tokens(little)} of context, ${bitsText(narrow)} with ${fmt(more)}.`),
-      make("p", "", Math.abs(wide - narrow) < 0.05 ? "The added context made no difference." :
-        `The added context ${wide > narrow ? "saved" : "cost"} ${bitsText(Math.abs(wide - narrow))}.`),
-    ];
-  });
 }

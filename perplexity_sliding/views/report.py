@@ -9,7 +9,7 @@ from .assets import HERE, SCRIPTS, STYLE, joined
 from .comparison import Pair, comparison_of_all, comparison_view
 from .curves import NAMES, STRIDE, WINDOW, context_curve, setting_curve
 from .markup import change, count, escape, number, payload
-from .numbers import FEWEST, TOO_SHORT, few_tokens, meaning, story
+from .numbers import FEWEST, TOO_SHORT, meaning, story
 from .reading import Reading
 from .text_box import detail_box, text_box
 from .tokens import piece_colour, surprise_legend, text_segments, token_data
@@ -71,11 +71,11 @@ def report(
     return page(
         f"Perplexity {number(result['perplexity'])}",
         [
-            headline(result, readings, model, notes),
+            headline(result, model, notes),
             measurements(result.get("measurements", ())),
             *_each(named, reading_view),
             comparison_of_all(pairs[0]) if pairs and pairs[0].is_one_of_several else "",
-            *_each(pairs, _comparison),
+            *map(_comparison, pairs),
             contexts(result.get("by_context_length")),
             repeat(result, citation, command),
         ],
@@ -98,15 +98,14 @@ def _each(shown: Iterable, write: Callable[..., str]) -> Iterator[str]:
     return (write(one, place) for place, one in enumerate(shown, 1))
 
 
-def headline(result: dict, readings: Sequence[Reading], model: str, notes: Sequence[str]) -> str:
-    """Write the number in words, its interval and its settings; list a few tokens individually."""
+def headline(result: dict, model: str, notes: Sequence[str]) -> str:
+    """Write the number in words, its interval and its settings."""
     said = "".join(f'<p class="ps-note">{escape(note)}</p>' for note in notes)
     recipe = f'<p class="ps-recipe">{escape(" · ".join(_recipe(result)))}</p>'
     if _is_short(result):
-        tables = "".join(few_tokens(reading) for reading in readings)
         return (
             f"<header><h1>{count(result['num_tokens'], 'token')} scored by <bdi>{model}</bdi></h1>"
-            f"<p>{TOO_SHORT}</p>{recipe}{said}{tables}</header>"
+            f"<p>{TOO_SHORT}</p>{recipe}{said}</header>"
         )
     return (
         f"<header><h1>Perplexity for <bdi>{model}</bdi></h1>"
@@ -181,9 +180,9 @@ def _windows(reading: Reading) -> str:
     )
 
 
-def _comparison(pair: Pair, place: int) -> str:
+def _comparison(pair: Pair) -> str:
     title = f"<h2><bdi>{escape(pair.reading.name)}</bdi></h2>" if pair.reading.name else ""
-    return f"{title}{comparison_view(pair, place=place)}"
+    return f"{title}{comparison_view(pair)}"
 
 
 def measurements(results: Sequence[dict]) -> str:

@@ -109,19 +109,3 @@ function explorer(view, describe, moved = () => {}, look = null) {
   lay(first);
   return { lay, point, hold, bring, restyle: (n) => shown.restyle(n), restyleAll: () => shown.restyleAll(), drawAll: () => shown.drawAll() };
 }
-
-/* What the colours mean is the visitor's choice; a view comes painted by the first one. */
-const memory = {}; // which colours a visitor chose for a view, outliving a result
-
-function chooseColour(view, paint) {
-  const choices = [...view.querySelectorAll("[data-colours] input")], name = view.dataset.view;
-  const apply = (choice) => {
-    memory[name] = choice;
-    paint(choice);
-    for (const legend of view.querySelectorAll("[data-legend]")) legend.hidden = legend.dataset.legend !== choice;
-  };
-  for (const choice of choices) choice.addEventListener("change", () => apply(choice.value), signal(view));
-  const kept = choices.find((choice) => choice.value === memory[name]) ?? choices[0];
-  kept.checked = true;
-  if (kept !== choices[0]) apply(kept.value);
-}

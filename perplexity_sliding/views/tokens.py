@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -88,18 +87,4 @@ def surprise_legend() -> str:
     return "".join(
         f'<li><span class="ps-box b{n}">{label}</span><small>{odds}</small></li>'
         for n, (label, odds) in enumerate(zip(LABELS, ODDS))
-    )
-
-
-def colour_choice(names: Sequence[str], group: str) -> str:
-    """Write the choice of colour scales; the script shows the legend of the selected one.
-
-    Args:
-        group: name of the radio buttons, another one for each view of a page.
-    """
-    choices = "".join(
-        f'<label><input type="radio" name="{group}" value="{name}">{name}</label>' for name in names
-    )
-    return (
-        f'<fieldset class="ps-choice" data-colours><legend>Colour by</legend>{choices}</fieldset>'
     )

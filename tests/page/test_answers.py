@@ -8,7 +8,7 @@ import pytest
 from pages import MANY, STORY
 from scipy import stats
 
-from perplexity_sliding.views.markup import number, percent
+from perplexity_sliding.views.markup import number
 from perplexity_sliding.views.numbers import most_surprising, odds
 from perplexity_sliding.views.reading import Reading
 from perplexity_sliding.views.segments import cut
@@ -158,13 +158,6 @@ def test_what_has_no_end_is_a_number_for_json(scored):
     endless = replace(scored, result=scored.result | {"perplexity": math.inf})
     answer = score_answer(endless, MARKS)
     assert answer["perplexity"] == 1e9 and "no chance at all" in answer["verdict"]
-
-
-@pytest.mark.parametrize(
-    "share, shown", [(0.41, "41 %"), (0.0153, "1.5 %"), (0.001, "0.1 %"), (0.0009, "< 0.1 %")]
-)
-def test_a_chance_is_written_in_one_way(share, shown):
-    assert percent(share) == shown
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,7 @@ import itertools
 import pytest
 import regex
 
-from perplexity_sliding.views.charts import (
-    Point,
-    density_chart,
-    distribution_chart,
-    line_chart,
-    round_levels,
-)
+from perplexity_sliding.views.charts import Point, line_chart, round_levels
 
 
 @pytest.mark.parametrize("low, high", [(338.3, 348.9), (0.1, 0.2), (5, 5), (1, 1000)])
@@ -54,24 +48,14 @@ def test_a_line_chart_shows_its_base():
     assert float(level) > lowest and "<b>0</b>" in chart
 
 
-def test_a_distribution_counts_every_value():
-    values = [0.001] * 5 + [0.1] * 10 + [10.0]
-    chart = distribution_chart(values, [(0.1, "half"), (10.0, "largest")], "KL", "Tokens")
-    heights = [float(h) for h in regex.findall(r'height="([\d.]+)"', chart)]
-    assert [round(10 * h / max(heights)) for h in heights if h] == [5, 10, 1]
-    assert "16 values" in chart and places_of(chart, "ps-line-mark")[1] == pytest.approx(94, abs=1)
-
-
-def test_a_density_lies_on_the_line_where_both_are_equal():
-    values = [0.5 * n for n in range(20)]
-    chart = density_chart(values, values, "x", "y", "All on the line.")
-    cells = regex.findall(r'<rect x="([\d.]+)" y="([\d.]+)" width="([\d.]+)"', chart)
-    assert cells and all(
-        float(x) + float(y) + float(w) == pytest.approx(100, abs=0.1) for x, y, w in cells
-    )
-    worse = density_chart([1.0] * 9, [3.0] * 9, "x", "y", "Above.")
-    [(x, y)] = regex.findall(r'<rect x="([\d.]+)" y="([\d.]+)"', worse)
-    assert float(y) < 100 - float(x) - 20  # above the line
+@pytest.mark.parametrize("middle", [35.03, 34.92, 348.9])
+def test_names_of_levels_do_not_collide(middle):
+    """35.8 stood on 35.6 on 35.4: levels of what was measured, on an axis that was ten times as long."""
+    points = [Point(2**n, middle * (1 + 0.005 * n), "", "", None) for n in range(5)]
+    chart = line_chart(points, "x", "y", base=middle)
+    tops = sorted(map(float, regex.findall(r'class="ps-level" style="top:([\d.]+)%"', chart)))
+    assert len(tops) >= 2
+    assert min(b - a for a, b in itertools.pairwise(tops)) > 8  # per cent of 190 pixels and more
 
 
 def test_names_on_the_axis_do_not_overlap():
