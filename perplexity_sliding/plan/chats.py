@@ -17,10 +17,6 @@ from .tokenization import Chat, Range, TokenizedText
 
 # Marks the model's output in a template.
 GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
-# Up to this many turns of the assistant are found one by one.
-FEW_TURNS = 8
-# Private-use characters around the number of a message, which replaces its content.
-SENTINEL = "\ue0f0", "\ue0f1"
 # A tokenizer whose tokens are characters.
 CHARACTERS = Tokenizer(WordLevel({"": 0}, unk_token=""))
 CHARACTERS.pre_tokenizer = Split(Regex(r"[\s\S]"), "isolated")
@@ -136,12 +132,17 @@ def write_chats(
     if marks_turns(tokenizer):
         return texts, [marked_spans(tokenizer, chat) for chat in chats]
     turns = [
-        find_turns(tokenizer, chat, text, number)
+        find_turn(tokenizer, chat, text, number, turn)
         for number, (chat, text) in enumerate(zip(chats, texts))
+        for turn, message in enumerate(chat)
+        if message["role"] == "assistant"
     ]
-    warn_of_headers(tokenizer, chats, texts, [turn for of_chat in turns for turn in of_chat])
-    spans = [[turn.span for turn in of_chat] for of_chat in turns]
-    return texts, [[(begin, end) for begin, end in found if begin < end] for found in spans]
+    warn_of_headers(tokenizer, chats, texts, turns)
+    spans: list[list[Range]] = [[] for _ in chats]
+    for turn in turns:
+        if turn.span[0] < turn.span[1]:
+            spans[turn.chat].append(turn.span)
+    return texts, spans
 
 
 def write(
@@ -216,22 +217,6 @@ class Turn(NamedTuple):
         return text[slice(*self.span)]
 
 
-def find_turns(
-    tokenizer: PreTrainedTokenizerBase, chat: Chat, text: str, number: int
-) -> list[Turn]:
-    """Find the assistant's turns in a chat formatted by a template without marks.
-
-    Raises:
-        TextsError: the template formats a beginning of the chat differently from the whole.
-    """
-    answers = [turn for turn, message in enumerate(chat) if message["role"] == "assistant"]
-    if len(answers) > FEW_TURNS:
-        turns = find_turns_by_place(tokenizer, chat, text, number, answers)
-        if turns is not None:
-            return turns
-    return [find_turn(tokenizer, chat, text, number, turn) for turn in answers]
-
-
 def find_turn(
     tokenizer: PreTrainedTokenizerBase, chat: Chat, text: str, number: int, turn: int
 ) -> Turn:
@@ -253,96 +238,6 @@ def find_turn(
         )
     prompted = before != write(tokenizer, chat[:turn], number)
     return Turn(number, turn, (len(before), max(len(before), len(after))), prompted)
-
-
-def find_turns_by_place(
-    tokenizer: PreTrainedTokenizerBase, chat: Chat, text: str, number: int, answers: Sequence[int]
-) -> list[Turn] | None:
-    """Find the assistant's turns in a long chat, in linear time.
-
-    `find_turn` formats a beginning of the chat for every turn.  Here it finds only the first and the
-    last turn of each kind, between the same roles and the same text of the template.  The others
-    have the same distances to the message's content.
-
-    Returns:
-        None if the contents cannot be located, or turns of a kind differ.
-    """
-    places = locate_contents(tokenizer, chat, text)
-    if places is None:
-        return None
-    ends = [0, *(end for _, end in places)]
-    begins = [*(begin for begin, _ in places), len(text)]
-    around = [text[end:begin] for end, begin in zip(ends, begins)]  # of the template, by message
-    roles = [None, *(message["role"] for message in chat), None]
-    kinds: dict[tuple, list[int]] = {}
-    for turn in answers:
-        kind = (roles[turn], roles[turn + 2], around[turn], around[turn + 1])
-        kinds.setdefault(kind, []).append(turn)
-    turns = []
-    for alike in kinds.values():
-        first = find_turn(tokenizer, chat, text, number, alike[0])
-        begin, end = places[alike[0]]
-        if not ends[alike[0]] <= first.span[0] <= begin:  # a prompt that ends inside a content
-            return None
-        edges = _Edges(begin - first.span[0], max(0, first.span[1] - end))
-        found = [edges.turn(first, turn, places[turn], text) for turn in alike]
-        if found[0] != first or found[-1] != find_turn(tokenizer, chat, text, number, alike[-1]):
-            return None
-        turns += found
-    return sorted(turns, key=lambda turn: turn.number)
-
-
-class _Edges(NamedTuple):
-    """Distances between the edges of a turn and those of its message's content, in characters."""
-
-    before: int
-    after: int
-
-    def turn(self, like: Turn, number: int, place: Range, text: str) -> Turn:
-        """Return the turn around a content, without trailing white space, as `find_turn` does."""
-        begin = place[0] - self.before
-        written = text[begin : place[1] + self.after].rstrip()
-        return Turn(like.chat, number, (begin, begin + len(written)), like.prompted)
-
-
-def locate_contents(
-    tokenizer: PreTrainedTokenizerBase, chat: Chat, text: str
-) -> list[Range] | None:
-    """Locate the content of each message in a formatted chat.
-
-    The template formats the chat a second time with sentinels instead of the contents.
-
-    Returns:
-        None if the text around the contents differs, or it is not certain that a content is either
-        unchanged or stripped.
-    """
-    sentinels = [f"{SENTINEL[0]}{turn}{SENTINEL[1]}" for turn in range(len(chat))]
-    marked = [{**message, "content": mark} for message, mark in zip(chat, sentinels)]
-    try:
-        written = _write(tokenizer, marked, prompts=False)
-    except Exception:  # the template depends on the contents
-        return None
-    rest, position = [], 0
-    for sentinel in sentinels:
-        place = written.find(sentinel, position)
-        if place < 0:
-            return None
-        rest.append(written[position:place])
-        position = place + len(sentinel)
-    rest.append(written[position:])
-    places, position = [], 0
-    for message, before, after in zip(chat, rest, rest[1:]):
-        if not text.startswith(before, position):
-            return None
-        position += len(before)
-        contents = (message["content"], message["content"].strip())
-        ends = {position + len(c) for c in contents if text.startswith(c + after, position)}
-        if len(ends) != 1:  # neither, or both if only white space differs
-            return None
-        [end] = ends
-        places.append((position, end))
-        position = end
-    return places if text[position:] == rest[-1] else None
 
 
 def warn_of_headers(
