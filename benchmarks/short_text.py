@@ -27,10 +27,12 @@ from workloads import SHAPES, make_model, make_text, make_tokenizer
 ROOT = Path(__file__).resolve().parent.parent
 CALLS = 20  # to a measurement: a single one is too short to be timed
 NUM_TOKENS, STRIDE = 50, 512
-SHOWN = {  # of the first calls: what is divided by what
-    "live / guide": (["first call, live"], ["guide"]),
-    "by name / guide that loads": (["first call, by name"], ["guide, by name"]),
-    "by name without loading / guide": (["first call, by name, without loading"], ["guide"]),
+MODELS = ("bundled model", "GPT-2, 12 layers of 128", "vocabulary of 128,256")
+ROWS = {  # what is divided by what
+    **{f"five words, {m}: ours / forward pass": (f"ours, {m}", f"forward, {m}") for m in MODELS},
+    "first call on 50 tokens, live / guide": ("live", "guide"),
+    "first call on 50 tokens, by name / guide that loads": ("by name", "guide, by name"),
+    "first call on 50 tokens, by name without loading / guide": ("without loading", "guide"),
 }
 
 
@@ -54,9 +56,12 @@ def main() -> None:
                 rounds[name].append(measure_apart(tree, scratch, options.shape))
     for name, measured in rounds.items():
         print(f"\n{name}: {trees[name]}")
-        for row, seconds in shown_rows(measured).items():
-            print(f"  {row:58} {seconds['median']:6.2f}   "
-                  f"({seconds['low']:.2f} to {seconds['high']:.2f})")  # fmt: skip
+        seconds = {key: [each[key] for each in measured] for key in measured[0]}
+        for row, (above, below) in ROWS.items():
+            found = ratio(seconds, [above], [below])
+            print(
+                f"  {row:62} {found['median']:6.2f}   ({found['low']:.2f} to {found['high']:.2f})"
+            )
 
 
 def measure_apart(tree: Path, scratch: str, shape: str) -> dict:
@@ -65,18 +70,6 @@ def measure_apart(tree: Path, scratch: str, shape: str) -> dict:
     environment = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
     return json.loads(done.stdout.splitlines()[-1])
-
-
-def shown_rows(rounds: list[dict]) -> dict[str, dict[str, float]]:
-    """Medians of the ratios over the rounds."""
-    seconds = {name: [each[name] for each in rounds] for name in rounds[0]}
-    models = [name.removeprefix("ours, ") for name in seconds if name.startswith("ours, ")]
-    five = {
-        f"five words, {model}: ours / forward pass": ([f"ours, {model}"], [f"forward, {model}"])
-        for model in models
-    }
-    first = {f"first call on {NUM_TOKENS} tokens: {row}": sides for row, sides in SHOWN.items()}
-    return {row: ratio(seconds, *sides) for row, sides in (five | first).items()}
 
 
 def measure(folder: Path, shape: str) -> dict[str, float]:
@@ -93,13 +86,13 @@ def five_words() -> dict[str, float]:
 
     demo = str(ROOT / "demo_model")
     bundled = transformers.AutoModelForCausalLM.from_pretrained(demo, dtype=torch.float32).eval()
-    models = {
-        "bundled model": (bundled, transformers.AutoTokenizer.from_pretrained(demo)),
-        "GPT-2, 12 layers of 128": with_tokenizer("narrow"),
-        "vocabulary of 128,256": with_tokenizer("large vocabulary"),
-    }
+    loaded = (
+        (bundled, transformers.AutoTokenizer.from_pretrained(demo)),
+        with_tokenizer("narrow"),
+        with_tokenizer("large vocabulary"),
+    )
     seconds = {}
-    for name, (model, tokenizer) in models.items():
+    for name, (model, tokenizer) in zip(MODELS, loaded):
         text = "She closed the door softly." if model is bundled else make_text(5, 4000)
         ids = tokenizer(text, return_tensors="pt").input_ids
 
@@ -134,16 +127,13 @@ def first_calls(folder: Path, shape: str) -> dict[str, float]:
     runs: dict[str, Callable[[], object]] = {
         "loading": load,
         "guide, by name": lambda: guide_loop(*load(), text, context, STRIDE),
-        "first call, by name": lambda: compute([text], model_id=str(named), stride=STRIDE),
+        "by name": lambda: compute([text], model_id=str(named), stride=STRIDE),
         "guide": lambda: guide_loop(model, tokenizer, text, context, STRIDE),
-        "first call, live": lambda: compute(
-            [text], model=model, tokenizer=tokenizer, stride=STRIDE
-        ),
+        "live": lambda: compute([text], model=model, tokenizer=tokenizer, stride=STRIDE),
     }
     load()  # the first time, modules are imported and files are read from the disk
     seconds = {name: timed(run) for name, run in runs.items()}
-    without = seconds["first call, by name"] - seconds["loading"]
-    return seconds | {"first call, by name, without loading": without}
+    return seconds | {"without loading": seconds["by name"] - seconds["loading"]}
 
 
 def with_tokenizer(shape: str) -> tuple:
