@@ -133,7 +133,8 @@ class Server:
             yield
             return
         number, timeout = self.settings.requests_in_flight, self.settings.timeout
-        self._closed, self._sockets = threading.Event(), []
+        self._closed = threading.Event()
+        self._sockets: list[socket.socket] = []
         self.threads = ThreadPoolExecutor(number, "server")
         with httpx.Client(
             headers={"Authorization": f"Bearer {self._key}"} if self._key else {},

@@ -214,7 +214,7 @@ class SGLang(LogprobsAPI):
         return reply
 
     def _rows(self, answer: Any, prompt: Prompt, num_likeliest: int) -> list[Row]:
-        found = answer.get("meta_info") if isinstance(answer, dict) else None
+        found: Any = answer.get("meta_info") if isinstance(answer, dict) else None
         entries = found.get("input_token_logprobs") if isinstance(found, dict) else None
         if not isinstance(entries, list):
             raise AnswerError(f"no `input_token_logprobs` but {shown(answer)}")

@@ -81,8 +81,7 @@ class ModelSource:
             TypeError, ValueError: it is not a complete causal language model.
         """
         if self.model is not None:
-            adopt: Callable[..., ScoredModel]
-            adopt = adopt_vllm if is_vllm(self.model) else LanguageModel.adopt
+            adopt: Callable = adopt_vllm if is_vllm(self.model) else LanguageModel.adopt
             return adopt(self.model, self.tokenizer, self.named("model"), self.named("tokenizer"))
         model_id, argument = str(self.model_id), self.named("model_id")
         rest = self.model_kwargs, self.tokenizer_kwargs, argument

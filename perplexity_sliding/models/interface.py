@@ -189,6 +189,7 @@ class EngineModel:
     device = torch.device("cpu")
     prefixes_agree = True  # `prepare` refuses any other
     alone = False
+    probe: float | None = None
     description: str
     tokenizer: PreTrainedTokenizerBase
 
