@@ -389,8 +389,6 @@ def test_the_sample_is_what_has_scored_tokens():
     assert clusters.sample == "24 parts of 2 texts"
     whole = Blocks.of(lengths, texts, positions, [np.ones(240)]).cut(np.ones(3, dtype=int))
     assert whole.sample == "2 texts" and whole.scope == "over texts"
-    grouped = Blocks.of(lengths, texts, positions, [np.ones(240)])
-    assert grouped.cut(np.ones(3, dtype=int), np.array([4, 1, 9])).sample == "5 texts"
 
 
 @pytest.mark.parametrize("share", [0.3, 0.02])

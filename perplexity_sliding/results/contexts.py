@@ -206,5 +206,5 @@ def total_contexts(reports: Sequence[Report], num_forward_tokens: int) -> Contex
         contexts_by_token(ascending[-1].measurement),
         ascending[-1].measurement.plan.stride,
         num_forward_tokens,
-        ascending[-1].totals.pooled(),
+        ascending[-1].totals,
     )

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from operator import methodcaller
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ..digests import TextsDigest, digest_of, same_probes
 from ..errors import ArgumentError, ArgumentTypeError, Wording
 from ..protocols import Aggregate, ToolError
-from .uncertainty import NUM_PARTS, Blocks, Clusters, Estimate, estimate_ratio, exp, jackknife
+from .uncertainty import Blocks, Clusters, Estimate, estimate_ratio, exp, jackknife
 
 ARRAY_KEYS = {"dtype", "shape", "base64"}
 
@@ -122,27 +122,12 @@ def _sum(values: np.ndarray | list[float]) -> Any:
     return values[0] if len(values) == 1 else np.add.reduce(values)
 
 
-class Groups(NamedTuple):
-    """The texts of each row of pooled totals: one, or several of the same weight.
-
-    Attributes:
-        num_texts: texts in each row (T,).
-        perplexity_sums: their perplexities, summed (T,).
-        spreads: squared deviations of their terms from the row's mean, summed (T,).
-    """
-
-    num_texts: np.ndarray
-    perplexity_sums: np.ndarray
-    spreads: np.ndarray
-
-
 @dataclass(frozen=True, eq=False)
 class Totals:
     """Sums from which a result is computed: at most 32 blocks per text, and a few counts.
 
     `Totals.of(a) + Totals.of(b)` equals `Totals.of(a + b)`.  Totals pickle, and JSON preserves them
-    bit for bit.  Pooled totals do neither, but add up to the result of the corpus in memory that does
-    not grow with the number of texts.
+    bit for bit.
 
     Attributes:
         aggregation: the settings by which the sums become a result.
@@ -152,7 +137,6 @@ class Totals:
         counts: counts that add up over calls.
         identity: settings and signature, which all shards share.
         texts_digest: digest of the texts.
-        groups: the texts of each row of pooled totals; None if each row is a text.
     """
 
     aggregation: Aggregation
@@ -162,7 +146,6 @@ class Totals:
     counts: dict[str, int]
     identity: dict[str, Any]
     texts_digest: TextsDigest
-    groups: Groups | None = None
 
     @classmethod
     def of(
@@ -212,7 +195,7 @@ class Totals:
                 f"differ in {self._differences(other)}."
             )
         self._check_apart()
-        both = replace(
+        return replace(
             self,
             blocks=self.blocks + other.blocks,
             squares=np.concatenate([self.squares, other.squares]),
@@ -220,10 +203,6 @@ class Totals:
             counts={name: self.counts[name] + other.counts[name] for name in self.counts},
             texts_digest=self.texts_digest + other.texts_digest,
         )
-        if self.groups is None and other.groups is None:
-            return both
-        groups = Groups(*map(np.concatenate, zip(self._rows, other._rows)))
-        return replace(both, groups=groups).pooled()
 
     def _is_measured_as(self, other: "Totals") -> bool:
         """Check that both have the same model, protocol and settings; probes may differ by rounding."""
@@ -266,56 +245,6 @@ class Totals:
                 f"{count:,}. Score all of them in one call, or in shards of {size:,} texts."
             )
 
-    def pooled(self) -> "Totals":
-        """Sum up texts of the same weight, except for those long enough to be divided.
-
-        An interval needs of a text that it never cuts only the weight and the term; only texts of at
-        least a fourteenth of the whole keep their blocks.
-        """
-        tokens, nlls, weights, terms, _ = self.of_texts.T
-        if self.aggregation.average == "texts":
-            terms = self._rows.perplexity_sums
-        blocks = self.blocks.uncut(tokens.sum() / NUM_PARTS)
-        own = np.where(blocks.per_text > 1, np.arange(len(tokens)), -1)
-        alike = np.stack([own, weights / self._rows.num_texts])
-        _, first, group = np.unique(alike, axis=1, return_index=True, return_inverse=True)
-        group = group.reshape(-1)  # as every numpy but 2.0 has it
-
-        def add_up(values: np.ndarray) -> np.ndarray:
-            return np.bincount(group, values)
-
-        def spread(values: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-            """Sum the squared deviations of the rows' means from that of their group."""
-            with np.errstate(invalid="ignore"):  # infinite values have none
-                means = add_up(values) / add_up(sizes)
-                return add_up((values - means[group] * sizes) ** 2 / sizes)
-
-        groups = Groups(
-            add_up(self._rows.num_texts),
-            add_up(self._rows.perplexity_sums),
-            add_up(self._rows.spreads) + spread(terms, self._rows.num_texts),
-        )
-        return replace(
-            self,
-            blocks=blocks.grouped(group, first),
-            squares=add_up(self.squares) + spread(nlls, tokens),
-            units=self.units.sum(axis=0, keepdims=True),
-            groups=groups,
-        )
-
-    @cached_property
-    def _rows(self) -> Groups:
-        """The texts of each row: one each, unless pooled."""
-        if self.groups is not None:
-            return self.groups
-        ones = np.ones(len(self.squares))
-        return Groups(ones, np.array(self.perplexities()), np.zeros_like(ones))
-
-    def _check_texts(self) -> None:
-        """Check that each row is a text."""
-        if self.groups is not None:
-            raise ValueError("Pooled totals have no numbers of single texts, and no JSON.")
-
     def take(self, texts: Sequence[int], digests: Sequence[int]) -> "Totals":
         """Reorder the texts.
 
@@ -323,7 +252,6 @@ class Totals:
             texts: the number of each text, in the new order.
             digests: `texts_digest.value` of each of them alone.
         """
-        self._check_texts()
         order = np.asarray(texts, dtype=np.int64)
         return replace(
             self,
@@ -341,7 +269,6 @@ class Totals:
         Args:
             counts, digests: `counts` and `texts_digest` of each text.
         """
-        self._check_texts()
         ends = np.cumsum(self.blocks.per_text).tolist()
         return [
             replace(
@@ -361,7 +288,6 @@ class Totals:
 
     def to_json(self) -> str:
         """Return the totals as JSON, bit for bit and with a checksum; see `from_json`."""
-        self._check_texts()
         return to_checked_json(
             KIND,
             {
@@ -450,10 +376,6 @@ class Totals:
 
     def _of_each_text(self) -> dict:
         """Compute the keys of the result about single texts, their number and mean."""
-        if self.groups is not None:
-            number = int(self.groups.num_texts.sum())
-            mean = float(self.groups.perplexity_sums.sum()) / number
-            return {"num_texts": number, "mean_perplexity": mean}
         perplexities = self.perplexities()
         return {
             "perplexities": perplexities,
@@ -464,7 +386,6 @@ class Totals:
 
     def perplexities(self) -> list[float]:
         """Compute the perplexity of each text; NaN if the tool's weights of all its tokens are 0."""
-        self._check_texts()
         cap = self.aggregation.cap
         return [
             exp(min(term / weight, cap)) if weight > 0 else math.nan
@@ -473,16 +394,8 @@ class Totals:
 
     def estimate(self) -> tuple[Estimate, Clusters]:
         """Estimate the log perplexity, uncapped; and return the sample."""
-        num_parts = self._num_parts()
-        grouped = None if self.groups is None else self.groups.num_texts
-        clusters = self.blocks.cut(num_parts, grouped)
-        terms_and_weights = self._terms_and_weights(clusters)
-        if self.groups is None:
-            estimate = estimate_ratio(*terms_and_weights)
-        else:
-            counts = np.repeat(self.groups.num_texts, num_parts)
-            spreads = np.repeat(self.groups.spreads, num_parts)
-            estimate = estimate_ratio(*terms_and_weights, counts, spreads)
+        clusters = self.blocks.cut(self._num_parts())
+        estimate = estimate_ratio(*self._terms_and_weights(clusters))
         if self.aggregation.average == "texts":
             estimate = estimate.logarithm()
         if estimate.value > self.aggregation.cap:
@@ -492,14 +405,14 @@ class Totals:
     def _num_parts(self) -> np.ndarray:
         if self.aggregation.average == "texts":
             return np.ones_like(self.blocks.per_text)
-        counts = None if self.groups is None else self.groups.num_texts
-        return self.blocks.num_parts(self.aggregation.block_tokens, counts)
+        return self.blocks.num_parts(self.aggregation.block_tokens)
 
     def _terms_and_weights(self, clusters: Clusters) -> tuple[np.ndarray, np.ndarray]:
         """Return the numerators and denominators of the (log) perplexity of each cluster."""
         _, _, weights, terms, _ = clusters.sums.T
         if self.aggregation.average == "texts":
-            return self._rows.perplexity_sums, self._rows.num_texts
+            perplexities = np.array(self.perplexities())
+            return perplexities, np.ones_like(perplexities)
         return terms, weights
 
     def _sum_units(self) -> dict[str, float]:
@@ -528,8 +441,8 @@ class Totals:
         nlls, num_bytes = units["unit nll"], units["bytes"]
         if len(nlls) != len(clusters.sums):  # parts of texts
             _, nlls, _, _, num_bytes = clusters.sums.T
-        if self.groups is not None or not np.isfinite([nlls, num_bytes]).all():
-            return None  # summed over texts of as many tokens, or unknown
+        if not np.isfinite([nlls, num_bytes]).all():
+            return None
         estimate = estimate_ratio(nlls, num_bytes)
         if estimate.interval is None or not estimate.value:
             return None
@@ -568,7 +481,6 @@ class Totals:
 
     def leave_out_each(self, clusters: Clusters) -> tuple[float, np.ndarray, np.ndarray]:
         """Return the log perplexity, its values without each cluster (C,), and their shares (C,)."""
-        self._check_texts()
         terms, weights = self._terms_and_weights(clusters)
         total, weight = terms.sum(), weights.sum()
         with np.errstate(invalid="ignore", divide="ignore"):

@@ -88,21 +88,17 @@ class Clusters:
         sums: sums of the columns over each cluster (C, columns); the first is the number of scored
             tokens.
         num_parts: clusters of each text (T,).
-        counts: how many texts each row is the sum of, where they are grouped (T,).
     """
 
     sums: np.ndarray
     num_parts: np.ndarray
-    counts: np.ndarray | None = None
 
     @cached_property
     def _numbers(self) -> tuple[int, int]:
         """Number of texts and of clusters with scored tokens; a context may fill whole clusters."""
-        counts = np.ones_like(self.num_parts) if self.counts is None else self.counts
         text_of = np.repeat(np.arange(len(self.num_parts)), self.num_parts)
         scored = self.sums[:, 0] > 0
-        has_scored = np.bincount(text_of, scored, minlength=len(counts)) > 0
-        return int(counts[has_scored].sum()), int(counts[text_of][scored].sum())
+        return len(np.unique(text_of[scored])), int(scored.sum())
 
     @property
     def num_texts(self) -> int:
@@ -189,22 +185,6 @@ class Blocks:
         within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         return Blocks(self.sums[np.repeat(first, counts) + within], counts, self.lengths[texts])
 
-    def grouped(self, group: np.ndarray, first: np.ndarray) -> "Blocks":
-        """Return the sums over groups of texts; a text of several blocks is its own group.
-
-        Args:
-            group: the group of each text (T,).
-            first: a text of each group (G,).
-        """
-        per_group = self.per_text[first]
-        begins = np.repeat((np.cumsum(per_group) - per_group)[group], self.per_text)
-        within = np.arange(len(self.sums)) - np.repeat(
-            np.cumsum(self.per_text) - self.per_text, self.per_text
-        )
-        sums = [np.bincount(begins + within, column) for column in self.sums.T]
-        lengths = np.bincount(group, self.lengths).astype(np.int64)
-        return Blocks(np.stack(sums, axis=1), per_group, lengths)
-
     @property
     def _are_whole(self) -> bool:
         """Whether each block is a text, as those of short texts are."""
@@ -230,31 +210,20 @@ class Blocks:
         per_text = np.where(most > 1, self.per_text, 1)
         return Blocks(self._merged(per_text), per_text, self.lengths)
 
-    def num_parts(self, block_tokens: float, counts: np.ndarray | None = None) -> np.ndarray:
-        """Choose the number of clusters of each text (T,).
-
-        Args:
-            counts: how many texts each row is the sum of, where they are grouped (T,).
-        """
+    def num_parts(self, block_tokens: float) -> np.ndarray:
+        """Choose the number of clusters of each text (T,)."""
         if self._are_whole:
             return self.per_text  # too short to be cut
         tokens = self.by_text()[:, 0]
-        counted = tokens > 0
-        counts = np.ones_like(tokens) if counts is None else counts
-        shares = (tokens / counts)[counted] / tokens.sum()
-        enough = counts[counted].sum() >= ENOUGH_TEXTS
-        if enough and degrees_of_freedom(shares, counts[counted]) >= FEWEST_DEGREES:
+        shares = tokens[tokens > 0] / tokens.sum()
+        if len(shares) >= ENOUGH_TEXTS and degrees_of_freedom(shares) >= FEWEST_DEGREES:
             return np.ones_like(self.per_text)
         parts = np.minimum(NUM_PARTS * tokens / tokens.sum(), tokens / block_tokens)
         return np.clip(np.round(parts).astype(np.int64), 1, self.per_text)
 
-    def cut(self, num_parts: np.ndarray, counts: np.ndarray | None = None) -> Clusters:
-        """Merge the blocks of each text into a number of parts (T,).
-
-        Args:
-            counts: how many texts each row is the sum of, where they are grouped (T,).
-        """
-        return Clusters(self._merged(num_parts), num_parts, counts)
+    def cut(self, num_parts: np.ndarray) -> Clusters:
+        """Merge the blocks of each text into a number of parts (T,)."""
+        return Clusters(self._merged(num_parts), num_parts)
 
     def aligned(self, other: "Blocks") -> tuple["Blocks", "Blocks"]:
         """Return both with the same blocks, by position in the corpus.
@@ -297,7 +266,7 @@ def num_blocks(lengths: np.ndarray) -> np.ndarray:
     return 2 ** np.log2(most).astype(np.int64)
 
 
-def degrees_of_freedom(shares: np.ndarray, counts: np.ndarray | int = 1) -> float:
+def degrees_of_freedom(shares: np.ndarray) -> float:
     """Compute the degrees of freedom of the jackknife's variance of a mean of clusters.
 
     Those of the scaled χ² with the same mean and variance, where tokens are alike (Bell and
@@ -307,51 +276,40 @@ def degrees_of_freedom(shares: np.ndarray, counts: np.ndarray | int = 1) -> floa
 
     Args:
         shares: each cluster's share in the whole (C,), adding up to 1.
-        counts: how many clusters have that share, where they are grouped (C,).
     """
-    if np.broadcast_to(counts, len(shares)).sum() < 2 or shares.max() >= 1:
+    if len(shares) < 2 or shares.max() >= 1:
         return 0.0
     odds = shares / (1 - shares)
-    squares = (counts * odds**2).sum()
-    fourth = (counts * odds**4).sum()
-    return float((counts * odds).sum() ** 2 / (squares + squares**2 - fourth))
+    squares, fourth = (odds**2).sum(), (odds**4).sum()
+    return float(odds.sum() ** 2 / (squares + squares**2 - fourth))
 
 
-def estimate_ratio(
-    terms: np.ndarray,
-    weights: np.ndarray,
-    counts: np.ndarray | int = 1,
-    spreads: np.ndarray | float = 0.0,
-) -> Estimate:
-    """Estimate Σ terms / Σ weights over independent clusters, or over groups of them.
+def estimate_ratio(terms: np.ndarray, weights: np.ndarray) -> Estimate:
+    """Estimate Σ terms / Σ weights over independent clusters.
 
     Leaving out one cluster moves the ratio R by (term - R · weight) / (Σ weight - weight).  With
     terms in nats and weights in tokens, R is a log perplexity; with differences of nats, a log
     ratio of perplexities.
 
     Args:
-        terms, weights: of each cluster, or summed over each group of clusters of one weight (C,).
-        counts: clusters in each group (C,).  Where a group has several there is no p-value.
-        spreads: squared deviations of the clusters' terms from the mean of their group, summed (C,).
+        terms, weights: of each cluster (C,).
     """
     terms, weights = np.asarray(terms, np.float64), np.asarray(weights, np.float64)
-    if len(terms) == 1 and counts == 1 and weights[0] > 0:  # a text, of which a table has many
+    if len(terms) == 1 and weights[0] > 0:  # a text, of which a table has many
         return Estimate(float(terms[0]) / float(weights[0]), None, None, None, None, 1)
     counted = weights > 0
-    counts, spreads = (np.broadcast_to(v, counted.shape)[counted] for v in (counts, spreads))
     terms, weights = terms[counted], weights[counted]
-    total, number = float(weights.sum()), int(counts.sum())
+    total, number = float(weights.sum()), len(terms)
     value = float(terms.sum()) / total if total else math.nan
     if number < 2 or not np.isfinite(terms).all():
         return Estimate(value, None, None, None, None, number)
-    each = weights / counts
-    degrees = degrees_of_freedom(each / total, counts)
+    degrees = degrees_of_freedom(weights / total)
     if degrees < FEWEST_DEGREES:
         return Estimate(value, None, None, None, None, number)
-    moved = (terms - value * weights) / (total - each)
-    squares = moved**2 / counts + spreads / (total - each) ** 2
-    estimate = _estimate(value, float(squares.sum()), degrees, number)
-    return estimate if number > len(terms) else _tested(estimate, moved, weights / total)
+    moved = (terms - value * weights) / (total - weights)
+    return _tested(
+        _estimate(value, float((moved**2).sum()), degrees, number), moved, weights / total
+    )
 
 
 def jackknife(value: float, without: np.ndarray, shares: np.ndarray) -> Estimate:
