@@ -2,8 +2,7 @@
 
     python benchmarks/agreement.py
 
-Prints the table of docs/protocols.md.  Tools that Python can call run here; llama.cpp's figures are recorded
-ones (tests/llama_cpp/README.md tells how).
+Prints the table of docs/protocols.md; llama.cpp's figures are recorded ones (tests/llama_cpp/README.md).
 """
 
 import json
@@ -35,10 +34,7 @@ def main() -> None:
     def ours(protocol: str, texts: list[str], **settings) -> dict:
         return compute(texts, model=model, tokenizer=tokenizer, protocol=protocol, **settings)
 
-    harness = ours("lm-eval", [text])
-    # As its wikitext task aggregates; `rolling` is the sum of the log-likelihoods.
-    rolling = Harness(model, tokenizer, batch_size=1)([text])
-    num_bytes, num_words = len(text.encode("utf-8")), len(text.split())
+    harness, nll = ours("lm-eval", [text]), Harness(model, tokenizer, batch_size=1)([text])
     tokenizer.pad_token = tokenizer.eos_token
     rows = [
         (
@@ -56,12 +52,12 @@ def main() -> None:
         ),
         (
             "lm-evaluation-harness 0.4.13, word perplexity",
-            math.exp(rolling / num_words),
+            math.exp(nll / len(text.split())),
             harness["word_perplexity"],
         ),
         (
             "lm-evaluation-harness 0.4.13, bits per byte",
-            rolling / num_bytes / math.log(2),
+            nll / len(text.encode("utf-8")) / math.log(2),
             harness["bits_per_byte"],
         ),
     ]

@@ -3,13 +3,15 @@
 import importlib.util
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from measure import time_in_turns
 from peers import Harness, guide_loop, stock_metric
 from workloads import make_lines, make_model, make_text, make_tokenizer
 
@@ -111,8 +113,10 @@ class PlainPasses:
             # evenly spaced windows that fill the largest batch
             num_tokens = sum(window.num_inputs for window in self.windows)
             some = self.windows[:: max(1, num_tokens // max(self.BATCH_TOKENS))]
-            tokens, _ = self._fastest(some, [(tokens, 128) for tokens in self.BATCH_TOKENS])
-            self.settings = self._fastest(some, [(tokens, rows) for rows in self.BLOCK_ROWS])
+            settings = list(product(self.BATCH_TOKENS, self.BLOCK_ROWS))
+            runs = {each: partial(self.run, some, *each) for each in settings}
+            seconds = time_in_turns(runs, 2)
+            self.settings = min(settings, key=lambda each: min(seconds[each]))
         self.run(self.windows, *self.settings)
 
     @torch.inference_mode()
@@ -132,16 +136,6 @@ class PlainPasses:
             ]
             for rows in torch.cat(scored).split(block_rows):
                 torch.nn.functional.linear(rows, self.head)
-
-    def _fastest(self, windows: Sequence, settings: list[tuple]) -> tuple:
-        """Try settings in turns, so that other load on the machine affects all equally."""
-        seconds: list[list[float]] = [[] for _ in settings]
-        for _ in range(4):
-            for times, setting in zip(seconds, settings):
-                began = time.perf_counter()
-                self.run(windows, *setting)
-                times.append(time.perf_counter() - began)
-        return settings[min(range(len(settings)), key=lambda n: min(seconds[n]))]
 
 
 def long_text(setup: Setup, part: int, num_windows: int) -> Case:

@@ -96,11 +96,7 @@ def figures(model, tokenizer, text: str) -> Iterator[Case]:
 
 
 def outcome(case: Case, matches: list[dict]) -> str:
-    """Return the rank of the tool among the matches of `find`.
-
-    "first": in its first line; "tied": with the number of its first line; "later": among the others
-    that round to the figure; "missed": nothing was found; "wrong": others alone were.
-    """
+    """Return the rank of the tool among the matches of `find`; see docs/find.md."""
     if not matches:
         return "missed"
     if matches[0]["protocol"] == case.tool:

@@ -1,5 +1,6 @@
 """Measure times of contenders in turns, their ratios, and peak memory."""
 
+import re
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -49,12 +50,11 @@ def peak_memory(run: Callable[[], object]) -> int:
     Linux only: the process's own high-water mark, set back before.
     """
     RESET_PEAK.write_text("5")
-    before = status_bytes("VmRSS")
+    before = _status_bytes("VmRSS")
     run()
-    return status_bytes("VmHWM") - before
+    return _status_bytes("VmHWM") - before
 
 
-def status_bytes(field: str) -> int:
-    """The memory fields of this process's status."""
-    line = next(line for line in STATUS.read_text().splitlines() if line.startswith(field + ":"))
-    return int(line.split()[1]) * 1024
+def _status_bytes(field: str) -> int:
+    found = re.search(rf"^{field}:\s+(\d+)", STATUS.read_text(), re.M)
+    return 1024 * int(found[1])

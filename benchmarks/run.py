@@ -10,19 +10,11 @@ First, all must give the same number for the same windows.
 import argparse
 import json
 import os
-import platform
 from pathlib import Path
 
 import torch
 import transformers
-from cases import (
-    Case,
-    Setup,
-    all_protocols,
-    long_text,
-    mixed_texts,
-    several_strides,
-)
+from cases import Case, Setup, all_protocols, long_text, mixed_texts, several_strides
 from measure import ratio, time_in_turns
 
 RESULTS = Path(__file__).resolve().parent / "results.json"
@@ -44,7 +36,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--shape", choices=("gpt2", "tiny"), default="gpt2")
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--only", action="append", help="a case by its name, renewed in the file")
     parser.add_argument("--tables", action="store_true", help="only print the tables")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
@@ -55,9 +46,14 @@ def main(arguments: list[str] | None = None) -> None:
     torch.set_num_threads(options.threads)
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    results = {"machine": describe_machine(options.threads), "cases": [], "shared passes": []}
-    if options.only:
-        results = json.loads(options.output.read_text())
+    machine = {
+        "cores": os.cpu_count(),
+        "threads": options.threads,
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+    results = {"machine": machine, "cases": [], "shared passes": []}
     setup, tiny = Setup(options.shape), options.shape == "tiny"
     cases = {
         "cases": [
@@ -70,22 +66,9 @@ def main(arguments: list[str] | None = None) -> None:
         ],
     }
     for part, of_part in cases.items():
-        for place, case in enumerate(of_part):
-            if options.only is None or case.name in options.only:
-                results[part][place : place + 1] = [run_case(case, options.repetitions)]
-                options.output.write_text(json.dumps(results, indent=1) + "\n")
-
-
-def describe_machine(threads: int) -> dict:
-    return {
-        "cores": os.cpu_count(),
-        "threads": threads,
-        "instructions": torch.backends.cpu.get_cpu_capability(),
-        "system": platform.system(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
+        for case in of_part:
+            results[part].append(run_case(case, options.repetitions))
+            options.output.write_text(json.dumps(results, indent=1) + "\n")
 
 
 def run_case(case: Case, repetitions: int) -> dict:

@@ -64,15 +64,9 @@ def harness(address: str, texts: list[str], name: str):
     from lm_eval.api.instance import Instance
     from lm_eval.models.openai_completions import LocalCompletionsAPI
 
-    model = LocalCompletionsAPI(
-        base_url=f"{address}/completions",
-        model=name,
-        tokenizer=DEMO,
-        tokenizer_backend="huggingface",
-        max_length=LENGTH,
-        batch_size=16,
-        num_concurrent=IN_FLIGHT,
-    )
+    settings = {"tokenizer": DEMO, "tokenizer_backend": "huggingface", "max_length": LENGTH}
+    settings |= {"batch_size": 16, "num_concurrent": IN_FLIGHT}
+    model = LocalCompletionsAPI(base_url=f"{address}/completions", model=name, **settings)
     asked = [Instance("loglikelihood_rolling", {}, (text,), 0) for text in texts]
     return lambda: -math.fsum(model.loglikelihood_rolling(asked, disable_tqdm=True))
 

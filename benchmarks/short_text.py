@@ -46,7 +46,11 @@ def main() -> None:
     parser.add_argument("--measure", metavar="FOLDER", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
-        print(json.dumps(measure(Path(options.measure), options.shape)))
+        torch.set_num_threads(1)
+        transformers.logging.set_verbosity_error()
+        transformers.utils.logging.disable_progress_bar()
+        seconds = five_words() | first_calls(Path(options.measure), options.shape)
+        print(json.dumps(seconds))
         return
     trees = {"here": ROOT} | ({"against": options.against.resolve()} if options.against else {})
     rounds: dict[str, list[dict]] = {name: [] for name in trees}
@@ -70,14 +74,6 @@ def measure_apart(tree: Path, scratch: str, shape: str) -> dict:
     environment = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
     return json.loads(done.stdout.splitlines()[-1])
-
-
-def measure(folder: Path, shape: str) -> dict[str, float]:
-    """Measure all contenders once; return their processor time in seconds."""
-    torch.set_num_threads(1)
-    transformers.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    return five_words() | first_calls(folder, shape)
 
 
 def five_words() -> dict[str, float]:

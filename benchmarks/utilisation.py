@@ -20,24 +20,14 @@ from workloads import make_text, make_tokenizer
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from perplexity_sliding import compute
 
-# Sizes of Qwen2.5 1.5B, and of a test.
-SHAPES = {
-    "1.5b": {
-        "hidden_size": 1536,
-        "intermediate_size": 8960,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 2,
-        "vocab_size": 151_936,
-    },
-    "tiny": {
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "vocab_size": 300,
-    },
+# Sizes of Qwen2.5 1.5B.
+SIZES = {
+    "hidden_size": 1536,
+    "intermediate_size": 8960,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 2,
+    "vocab_size": 151_936,
 }
 MATRIX_SIZE, REPETITIONS = 8192, 3
 
@@ -45,37 +35,34 @@ MATRIX_SIZE, REPETITIONS = 8192, 3
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--length", type=int, default=1024, help="of a window, in tokens")
-    parser.add_argument("--part", type=int, default=1, help="the stride is this part of it")
-    parser.add_argument("--windows", type=int, default=128)
     parser.add_argument("--batch-size", type=int, default=16)
     options = parser.parse_args()
-    device = torch.device("cuda")
-    model = make_llama("1.5b", options.length, device)
+    device, length = torch.device("cuda"), options.length
+    model = make_llama(SIZES, length, device)
     left, right = (
         torch.randn(MATRIX_SIZE, MATRIX_SIZE, device=device, dtype=torch.bfloat16) for _ in range(2)
     )
     rate = 2 * MATRIX_SIZE**3 / fastest(lambda: torch.mm(left, right), 10 * REPETITIONS)
-    tokenizer, stride = make_tokenizer(model.config.vocab_size), options.length // options.part
-    text = make_text(options.length + (options.windows - 1) * stride, model.config.vocab_size)
-    results = []
+    vocabulary, results = model.config.vocab_size, []
+    arguments = {"predictions": [make_text(128 * length, vocabulary)], "model": model}
+    arguments |= {"tokenizer": make_tokenizer(vocabulary), "stride": length}
 
     def ours() -> None:
-        settings = {"stride": stride, "batch_size": options.batch_size}
-        results.append(compute([text], model=model, tokenizer=tokenizer, **settings))
+        results.append(compute(**arguments, batch_size=options.batch_size))
 
     seconds = fastest(ours, REPETITIONS)
-    share = operations(model, results[-1], options.length) / seconds / rate
-    print(f"L = {options.length}, S = L/{options.part}: {share:.1%} of the matrix rate")
+    share = operations(model, results[-1], length) / seconds / rate
+    print(f"windows of {length:,} tokens: {share:.1%} of the matrix rate")
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     peak = torch.cuda.max_memory_allocated(device) - weights
     print(f"peak memory above the weights: {peak / 2**20:,.0f} MiB")
 
 
-def make_llama(shape: str, length: int, device: torch.device) -> transformers.LlamaForCausalLM:
+def make_llama(sizes: dict, length: int, device: torch.device) -> transformers.LlamaForCausalLM:
     torch.manual_seed(0)
-    start = SHAPES[shape]["vocab_size"] - 1
+    start = sizes["vocab_size"] - 1
     config = transformers.LlamaConfig(
-        **SHAPES[shape], max_position_embeddings=length, bos_token_id=start, eos_token_id=start
+        **sizes, max_position_embeddings=length, bos_token_id=start, eos_token_id=start
     )
     with device:
         model = transformers.LlamaForCausalLM(config)

@@ -15,7 +15,6 @@ START = "<|endoftext|>"
 # Shapes of GPT-2's configuration; "gpt2" is its default.
 SHAPES = {
     "gpt2": {},
-    "small": {"n_layer": 6, "n_embd": 384, "n_head": 6},
     "narrow": {"n_layer": 12, "n_embd": 128, "n_head": 4, "vocab_size": 4096},
     "tiny": {"n_layer": 2, "n_embd": 32, "n_head": 2, "n_positions": 32, "vocab_size": 257},
     "large vocabulary": {"n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 128256},

@@ -72,7 +72,9 @@ def test_plain_passes_read_the_required_windows_and_no_more(setup):
 
 def test_utilisation_counts_what_the_windows_require():
     """Counted by hand for a model of two layers."""
-    model = utilisation.make_llama("tiny", length=16, device=torch.device("cpu"))
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 300}
+    model = utilisation.make_llama(sizes, length=16, device=torch.device("cpu"))
     # A layer: queries and output 32 x 32 each, keys and values 32 x 16 each, three of 32 x 64.
     layer = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64
     attention = 4 * 32 * 16 / 2  # scores and weighted values, half of the 16 keys
