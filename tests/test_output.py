@@ -188,6 +188,7 @@ def test_a_caption_says_each_remark_once_and_gives_no_advice_for_the_shell(call,
     assert "The windows differ, in tokens: short 8, tiny 16." in caption
     assert "compares the models in the same window" not in caption and "csv" not in caption
     reason = "which drops incomplete windows of 16, got 12"
+    assert "does not apply" not in caption
     assert caption.count(reason) == 1 and "-{}-protocol gptq" in caption
     assert "--max-length 8 compares the models" in " ".join(call(*argv, model=tiny).out.split())
     sentences = re.split(r"(?<=[a-z]\.) ", caption)

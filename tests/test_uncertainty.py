@@ -573,5 +573,7 @@ def test_within_a_text_bits_have_the_interval_of_its_parts():
     result = summarize([replace(whole, token_bytes=np.ones(2000))], block_tokens=10)
     expected = np.log(result["perplexity_interval"]) / math.log(2)
     assert result["bits_per_byte_interval"] == pytest.approx(expected)
+    few = [text([2.0] * 2), text([3.0], num_bytes=2), text([1.0, 4.0, 2.0], num_bytes=2)]
+    assert summarize(few)["bits_per_byte_interval"] is None is summarize(few)["perplexity_interval"]
     unknown = replace(whole, token_bytes=np.full(2000, np.nan))
     assert summarize([unknown], block_tokens=10)["bits_per_byte_interval"] is None

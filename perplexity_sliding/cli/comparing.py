@@ -287,9 +287,11 @@ def crossed(
                 NOTHING if row is None else "".join(c.cell(row) for c in numbers[group]) or NOTHING
             )
 
-        title = str(head) if len(groups) == 1 else f"{head}: {group.replace('_', ' ')}"
+        name = "interval" if "interval" in group else group.replace("_", " ")
+        title = str(head) if len(groups) == 1 else f"{head}: {name}"
         legend = next((c.legend for c in numbers[group] if c.legend), "")
-        columns.append(Column(title, cell, legend=legend))
+        # what is missing has its reason among the notes
+        columns.append(Column(title, cell, legend=legend, why_empty=""))
     of_error: dict[str, list[str]] = {}
     for row in rows:
         if "error" in row:

@@ -335,7 +335,7 @@ def for_paper(what: Table) -> Table:
             lines.append([line[0], *[NOTHING] * (len(what.columns) - 1)])
             continue
         for column, cell in zip(what.columns, line):
-            if cell in ("", NOTHING):
+            if cell in ("", NOTHING) and column.why_empty:
                 empty[column.title] = column.why_empty
         lines.append(
             [c if col.left else with_minus(c or NOTHING) for col, c in zip(what.columns, line)]

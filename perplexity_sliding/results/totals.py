@@ -356,7 +356,7 @@ class Totals:
             "perplexity_interval": perplexity_interval(estimate, self.aggregation.cap),
             "interval_sample": clusters.sample if has_interval else None,
             "interval_scope": clusters.scope if has_interval else None,
-            **self._per_unit(clusters),
+            **self._per_unit(clusters if has_interval else None),
             **{name: self.identity[name] for name in SIGNATURES if name in self.identity},
             **of_each,
             "perplexity_stderr": perplexity * stderr if known and stderr is not None else None,
@@ -418,7 +418,7 @@ class Totals:
     def _sum_units(self) -> dict[str, float]:
         return dict(zip(UNITS, _sum(self.units).tolist()))
 
-    def _per_unit(self, clusters: Clusters) -> dict[str, float | list[float] | None]:
+    def _per_unit(self, clusters: Clusters | None) -> dict[str, float | list[float] | None]:
         """Compute the numbers per byte, with their interval, per character and per word."""
         units = self._sum_units()
         per_byte = units["unit nll"] / units["bytes"]
@@ -432,11 +432,13 @@ class Totals:
             "word_perplexity": exp(units["word nll"] / words) if words else None,
         }
 
-    def _interval_of_bits(self, clusters: Clusters, bits: float) -> list[float] | None:
+    def _interval_of_bits(self, clusters: Clusters | None, bits: float) -> list[float] | None:
         """Return the interval of the bits per byte, a ratio of sums over the clusters.
 
         It is not that of the perplexity in other units: where a text is hard, its tokens are shorter.
         """
+        if clusters is None:
+            return None
         units = dict(zip(UNITS, self.units.T))
         nlls, num_bytes = units["unit nll"], units["bytes"]
         if len(nlls) != len(clusters.sums):  # parts of texts
