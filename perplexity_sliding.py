@@ -18,7 +18,7 @@ import huggingface_hub
 
 _PACKAGE = "perplexity_sliding"
 # Version of the package that this file belongs to.
-_VERSION = "0.2.0"
+_VERSION = "0.3.0"
 
 
 def _import_metric() -> type:

@@ -1,6 +1,6 @@
 """Version and citation of this package."""
 
-VERSION = "0.2.0"
+VERSION = "0.3.0"
 
 # Publishing replaces USER by the Space's owner.
 CITATION = """\

@@ -8,7 +8,7 @@ What is uploaded is what is committed; files of an earlier version that are gone
 weights stay in git, so that a clone needs no git-lfs.  Log in with `hf auth login` first.
 
 A version is published once: the commit gets the tag `release-VERSION`, for
-`evaluate.load(…, revision="release-0.2.0")`, and other code under the same version is refused.
+`evaluate.load(…, revision="release-0.3.0")`, and other code under the same version is refused.
 """
 
 import argparse

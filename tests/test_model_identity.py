@@ -45,14 +45,14 @@ def test_a_copy_of_a_folder_has_the_same_signature(tiny, folder):
 
 
 def test_a_model_that_is_loaded_and_saved_again_has_the_same_identity(tiny, of_tiny, tmp_path):
-    model = transformers.AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tiny)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny)
     again = fields_of(measure(save(tmp_path / "again", model, tokenizer)))
     assert again == of_tiny | {"model": "again"}
 
 
 def test_one_changed_weight_is_another_revision(folder, of_tiny):
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     with torch.no_grad():
         model.transformer.h[1].mlp.c_fc.bias[3] += 1e-3
     model.save_pretrained(folder)
@@ -115,7 +115,7 @@ def test_a_model_of_the_hub_has_its_commit(tiny, tmp_path, monkeypatch):
     place = tmp_path / "models--org--small"
     (place / "refs").mkdir(parents=True)
     (place / "refs" / "main").write_text(commit)
-    model = transformers.AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tiny)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny)
     save(place / "snapshots" / commit, model, tokenizer)
     cache = {"cache_dir": str(tmp_path)}
