@@ -3,8 +3,7 @@
     python benchmarks/run.py            # half an hour on an idle machine; writes results.json
     python benchmarks/run.py --tables   # the tables of docs/speed.md and README.md, from results.json
 
-Within a workload all contenders take turns in one process, and every ratio is of two times of one turn.
-First, all must give the same number for the same windows.
+All contenders must give one number, and take turns in one process; every ratio is of two times of one turn.
 """
 
 import argparse
