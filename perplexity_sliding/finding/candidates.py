@@ -5,7 +5,8 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from ..api import Models, check, in_use, make_plan, open_session, report, run
+from ..api import Models, check, make_plan, open_session, report
+from ..api import score as score_texts
 from ..arguments import Setting, check_setting
 from ..engines.sources import in_use_together
 from ..errors import ArgumentError
@@ -62,9 +63,10 @@ class Scorer:
         request = check(self.processes, {"predictions": texts, **self.arguments, **others})
         request = replace(request, settings=list(settings), gives_list=True)
         with open_session(request, self.processes) as session:
-            with in_use(Models(self.model), session) as models:
+            with in_use_together([self.model]):
+                models = Models(self.model)
                 plan = make_plan(request, models, self.corpus(texts))
-                scores = run(session, plan, models)
+                scores = score_texts(session, plan, models)
             return report(plan, scores)["measurements"]
 
 
