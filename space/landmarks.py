@@ -14,12 +14,12 @@ from typing import NamedTuple
 from .samples import FOLDER
 
 CHARACTERS = 900  # of a landmark: enough for a place on the scale, and read in a moment
-RHYME = """\
-Mary had a little lamb, little lamb, little lamb,
-Mary had a little lamb, its fleece was white as snow.
-And everywhere that Mary went, Mary went, Mary went,
-And everywhere that Mary went, the lamb was sure to go."""
-FILES = {"a novel": "story", "the news": "news", "another language": "deutsch"}
+FILES = {
+    "a nursery rhyme": "rhyme",
+    "a novel": "story",
+    "the news": "news",
+    "another language": "deutsch",
+}
 NEAR = math.log(1.25)  # a perplexity within a quarter of a landmark's is about the same
 FEWEST_WORDS = 5
 WORD = re.compile(r"[^\W\d_]+")
@@ -41,9 +41,10 @@ class Landmark(NamedTuple):
 
 def landmark_texts() -> dict[str, str]:
     """Return the texts of the landmarks by name."""
-    texts = {"a nursery rhyme": RHYME}
-    for name, stem in FILES.items():
-        texts[name] = (FOLDER / f"{stem}.txt").read_text(encoding="utf-8")[:CHARACTERS]
+    texts = {
+        name: (FOLDER / f"{stem}.txt").read_text(encoding="utf-8")[:CHARACTERS]
+        for name, stem in FILES.items()
+    }
     keys = random.Random(1)
     mashed = (
         "".join(keys.choices(string.ascii_lowercase, k=keys.randint(2, 8))) for _ in range(40)
