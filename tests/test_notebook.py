@@ -38,9 +38,9 @@ def run(source: str, names: dict):
 def test_every_cell_runs_and_texts_are_shown(ran):
     _, values = ran
     shown = [value for value in values if hasattr(value, "save")]
-    assert len(shown) == 4
+    assert len(shown) == 5
     assert all(value._repr_html_().startswith("<iframe") for value in shown)
-    assert "Effect of the setting" in shown[2].html
+    assert "Effect of the setting" in shown[3].html
 
 
 def test_what_it_says_is_so(ran):
@@ -48,6 +48,8 @@ def test_what_it_says_is_so(ran):
     assert names["by_hand"] == pytest.approx(names["scored"]["perplexity"], rel=1e-6)
     assert len(names["tokens"]) > 1000
     assert names["scored"]["num_tokens"] == 16
+    once, twice = (names[name]["total_nll"] for name in ("scored", "repeated"))
+    assert twice - once < 0.4 * once
     means = names["by_context"]["mean"]
     assert means.iloc[0] > means.iloc[1] and means.iloc[0] > means.iloc[-1]
     by_stride = names["by_stride"].set_index("stride")
@@ -72,4 +74,4 @@ def test_it_is_stored_without_results():
     code = [cell for cell in stored["cells"] if cell["cell_type"] == "code"]
     assert code and not any(cell["outputs"] or cell["execution_count"] for cell in code)
     said = [cell for cell in stored["cells"] if cell["cell_type"] == "markdown"]
-    assert sum("**Predict:**" in "".join(cell["source"]) for cell in said) == 6
+    assert sum("**Predict:**" in "".join(cell["source"]) for cell in said) == 7
