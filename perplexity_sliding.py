@@ -11,6 +11,7 @@ import re
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import FrameType
 
 import datasets
 import evaluate
@@ -34,7 +35,7 @@ def _import_metric() -> type:
     package = own or found or _fetch()
     for folder in filter(None, (package, found)):
         text = (folder / "about.py").read_text("utf-8")
-        version = re.search(r'^VERSION = "(.+)"', text, re.M)[1]
+        [version] = re.findall(r'^VERSION = "(.+)"', text, re.M)
         if version != _VERSION:
             raise ImportError(
                 f"The metric {__file__} has version {_VERSION}, but its package {folder} has version "
@@ -128,7 +129,7 @@ def _call_of_load() -> dict:
     evaluate caches one copy of equal files, under the path of the first; only these tell where the
     file is from, at which revision, and with which token.
     """
-    frame = sys._getframe()
+    frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_globals.get("__name__") == "evaluate.loading" and frame.f_code.co_name == "load":
             path = frame.f_locals["path"].rstrip(os.sep)

@@ -42,7 +42,7 @@ def probe_tolerance(signature: str) -> float:
     """Return the largest difference, in nats a token, of two probes under one signature.
 
     Rounding depends on the machine, the length and the batch.  The tolerance is five times the rounding
-    that benchmarks/rounding.py found in half precision, and larger for quantised and served models.
+    that was found in half precision, and larger for quantised and served models.
     """
     number_format = re.search(r"(?:^|\|)dtype:([^|]*)", signature)
     if number_format is None:
@@ -58,8 +58,9 @@ def same_probe(probe: float, other: float, signature: str) -> bool:
 def same_probes(one: Mapping, other: Mapping) -> bool:
     """Check whether two results with one signature may come from the same computation."""
     probe, other_probe = one.get("probe"), other.get("probe")
-    is_unknown = probe is None or other_probe is None
-    return is_unknown or same_probe(probe, other_probe, one.get("signature", ""))
+    if probe is None or other_probe is None:
+        return True
+    return same_probe(probe, other_probe, one.get("signature", ""))
 
 
 def describe_probe(result: Mapping) -> str:

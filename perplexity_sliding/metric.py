@@ -5,6 +5,7 @@ import re
 import threading
 from collections.abc import Iterable, Sequence
 from inspect import Parameter, signature
+from typing import Any
 
 import datasets
 import evaluate
@@ -170,7 +171,8 @@ class PerplexitySliding(evaluate.Metric):
         Raises:
             TypeError: the text is not a string.
         """
-        self.add_batch(predictions=[prediction if predictions is None else predictions])
+        text = prediction if predictions is None else predictions
+        self.add_batch(predictions=[text])  # type: ignore[list-item]  # checked there
 
     def add_batch(
         self, *, predictions: Iterable[str] | None = None, references: object = None
@@ -185,7 +187,7 @@ class PerplexitySliding(evaluate.Metric):
             TypeError: `predictions` is not a list of strings.
             ValueError: the list is empty.
         """
-        texts = check_texts(predictions)
+        texts = check_texts(predictions)  # type: ignore[arg-type]  # None is refused there
         with self._lock:
             self._check_adder()
             self._texts += texts
@@ -221,7 +223,7 @@ class PerplexitySliding(evaluate.Metric):
                 self._texts = [*added, *self._texts]
                 raise
 
-    def _with_added(self, predictions: object) -> object:
+    def _with_added(self, predictions: Any) -> Any:
         """Return the added texts followed by `predictions`, which are checked only if both exist."""
         if not self._texts:
             return predictions
@@ -246,7 +248,7 @@ class PerplexitySliding(evaluate.Metric):
             kwargs["model_id"] = None if self.config_name == "default" else self.config_name
         return compute_with(self._models, {"predictions": predictions} | kwargs)
 
-    _compute.__signature__ = _ARGUMENTS
+    _compute.__signature__ = _ARGUMENTS  # type: ignore[attr-defined]
 
     totals_from_json = staticmethod(Totals.from_json)
 

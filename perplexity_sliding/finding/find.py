@@ -327,8 +327,8 @@ def list_matches(search: Search, several: bool) -> list[dict]:
     found = list(filter(search.is_match, search.tried))
     groups: list[list[dict]] = []  # of values that are equal but for rounding
     for entry in found:
-        same = (group for group in groups if agree(group[0]["values"], entry["values"], ROUNDING))
-        if group := next(same, None):
+        alike = (group for group in groups if agree(group[0]["values"], entry["values"], ROUNDING))
+        if group := next(alike, None):
             group.append(entry)
         else:
             groups.append([entry])

@@ -163,7 +163,8 @@ def check_repeatable(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
 
 def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
     """Digest what affects encoding: the saved state, special tokens, and the tokens of one text."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    state: Any
     if hasattr(backend, "to_str"):
         state = json.loads(backend.to_str()) | {"padding": None, "truncation": None}
     else:

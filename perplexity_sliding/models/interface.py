@@ -260,8 +260,8 @@ def describe_measurement(
     if fields.get("revision") == LIVE:
         short.append(LIVE)
     short.append(hashlib.sha256(line.encode("utf-8")).hexdigest()[:DIGITS])
-    probe = {} if model.probe is None else {"probe": model.probe}
-    return {"signature": line, "signature_short": "|".join(map(str, short))} | probe
+    described: dict[str, object] = {"signature": line, "signature_short": "|".join(map(str, short))}
+    return described if model.probe is None else described | {"probe": model.probe}
 
 
 def _model_fields(model: ScoredModel) -> dict[str, object]:

@@ -194,13 +194,14 @@ def load_model(
     with _loading(name, argument=option, given=model_kwargs):
         base = base_of_adapter(model_id, config_kwargs)
         rows = base and _rows_of_adapter(model_id, config_kwargs)
-        if rows and rows != config.get_text_config(decoder=True).vocab_size:
-            model, report = _load_resized(model_id, base, rows, kwargs)
+        loaded: Any
+        if base and rows and rows != config.get_text_config(decoder=True).vocab_size:
+            loaded = _load_resized(model_id, base, rows, kwargs)
         else:
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
+            loaded = AutoModelForCausalLM.from_pretrained(
                 model_id, output_loading_info=True, **kwargs
             )
-            model, report = loaded
+        model, report = loaded
     missing = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
     if not missing and base and not hasattr(model, "get_base_model"):
         missing = _unread_weights(model)
@@ -236,7 +237,8 @@ def _load_resized(model_id: str, base: str, rows: int, kwargs: dict) -> tuple[An
 
     where = {key: kwargs[key] for key in FILE_KWARGS if key in kwargs}
     of_base = {key: kwargs[key] for key in kwargs.keys() - {"revision", "subfolder"}}
-    model, report = AutoModelForCausalLM.from_pretrained(base, output_loading_info=True, **of_base)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(base, output_loading_info=True, **of_base)
+    model, report = loaded
     model.resize_token_embeddings(rows)  # the adapter's file has all rows
     adapted = PeftModel.from_pretrained(model, model_id, autocast_adapter_dtype=False, **where)
     return adapted, report

@@ -347,7 +347,9 @@ def is_compared_with_itself(
     model: ScoredModel, reference: ScoredModel, measurement: Measurement
 ) -> bool:
     """Return whether two models in memory are one: the same object, or the same files and settings."""
-    if not (isinstance(model, LanguageModel) and type(model) is type(reference)):
+    if not (isinstance(model, LanguageModel) and isinstance(reference, LanguageModel)):
+        return False
+    if type(model) is not type(reference):
         return False
     if model.model is reference.model:
         return True
@@ -355,7 +357,9 @@ def is_compared_with_itself(
         describe_measurement(each, measurement.signature_fields(), words_given=False)
         for each in (model, reference)
     )
-    return one["signature"] == other["signature"] and f"|revision:{LIVE}|" not in one["signature"]
+    return one["signature"] == other["signature"] and f"|revision:{LIVE}|" not in str(
+        one["signature"]
+    )
 
 
 def score_pair(
