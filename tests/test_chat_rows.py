@@ -69,12 +69,11 @@ def test_keys_that_arrow_adds_are_no_part_of_a_chat(call, tmp_path, as_dataset):
     assert ran.json["corpus"]["texts_digest"] == expected.json["corpus"]["texts_digest"]
 
 
-@pytest.mark.parametrize("boundary", ["joint"])
-def test_a_citation_says_that_the_rest_of_a_chat_is_not_scored(call, rows, chatty, boundary):
+def test_a_citation_says_that_the_rest_of_a_chat_is_not_scored(call, rows, chatty):
     """It said only "in 3 texts (scored separately)"."""
-    cited = call(*rows, "--cite", f"--boundary={boundary}", model=chatty["tuned"]).out
-    layout = f"(scored separately; of each chat the assistant's turns, boundary {boundary})"
-    assert f"in 3 texts {layout}, measured" in cited
+    cited = call(*rows, "--cite", model=chatty["tuned"]).out
+    layout = "(scored separately; of each chat the assistant's turns, boundary joint)"
+    assert f"in 3 texts {layout}, " in cited
 
 
 def test_tokens_are_those_of_the_text_as_written(call, rows, chatty):
@@ -89,7 +88,9 @@ def test_tokens_are_those_of_the_text_as_written(call, rows, chatty):
 def test_a_fine_tune_against_its_base(call, rows, chatty, metric):
     ran = call(*rows, "--reference", chatty["base"], "--format=json", model=chatty["tuned"])
     [got] = ran.json["models"]
-    expected = metric.compute(predictions=CHATS, model_id=chatty["tuned"], reference=chatty["base"])
+    expected = metric.compute(
+        predictions=CHATS, model_id=chatty["tuned"], reference=chatty["base"], identify=True
+    )
     assert got["comparison"] == expected["comparison"]
     shown = call(*rows, "--reference", chatty["base"], model=chatty["tuned"])
     assert shown.code == 0 and "perplexity is" in shown.out
@@ -108,6 +109,7 @@ def test_prompts_and_answers_against_the_base(call, tmp_path, chatty, metric):
         contexts=["w3 w4", "w7"],
         model_id=chatty["tuned"],
         reference=chatty["base"],
+        identify=True,
     )
     shown = ran.json["models"][0]["comparison"]
     # the signature names the separator

@@ -455,13 +455,3 @@ def test_coverage(draw, statistic, truth):
         naive_hits += naive(column, truth)
     assert 0.92 <= hits / CORPORA <= 0.98
     assert naive_hits / CORPORA < 0.75
-
-
-def test_two_models_with_one_folder_for_their_weights(metric, tmp_path):
-    """The reference's replaced the model's on disk: 4,229 for 4,461."""
-    folder = str(tmp_path / "offloaded")
-    given = {"model_kwargs": {"offload_folder": folder}, "model_id": "one"}
-    with pytest.raises(
-        ValueError, match=r"must have an 'offload_folder' of its own, got '.*offloaded'"
-    ):
-        metric.compute(predictions=["w5"], **given, reference={**given, "model_id": "other"})

@@ -99,7 +99,7 @@ def test_models_by_protocols_by_texts_is_one_table(sweep, metric, checkpoints):
 
 def test_without_columns_each_measurement_is_a_row_over_all_texts(sweep, metric, checkpoints):
     rows = list(csv.DictReader(io.StringIO(sweep(*FILES, "--stride=8,4", "--format=csv").out)))
-    assert [(row["model"], row["stride"]) for row in rows] == [
+    assert [(row["model_name"], row["stride"]) for row in rows] == [
         (f"checkpoint-{step}", stride) for step in (9, 10, 100) for stride in ("8", "4")
     ]
     texts = [Path(file).read_text("utf-8") for file in FILES]

@@ -625,13 +625,6 @@ def test_a_separator_of_thousands_is_explained(call, tmp_path, figure):
     assert f"got {figure.replace(',', ', ')} for 1. A comma separates figures" in ran.err
 
 
-def test_the_page_has_the_published_figures(root):
-    page = (root / "docs" / "find.md").read_text("utf-8")
-    names = ("model", "corpus", "protocol", "average", "figure", "source")
-    rows = [f"| {' | '.join(row[name] for name in names)} |" for row in read_published()]
-    assert page.endswith("\n".join(rows) + "\n")
-
-
 def test_a_huge_value_is_written_with_its_exponent():
     assert searching.written("value", [21.64594, 4.5815e132]) == "21.6459, 4.5815e+132"
 

@@ -211,7 +211,7 @@ def test_the_metric_gives_every_line(root, compared, bits):
         if name.startswith("Cor"):
             cost = 1.1e-2
         elif name.endswith(" KLD") and not name.startswith("Mean"):
-            cost = 2.4e-4  # of one token, by as much as a step
+            cost = 6e-4  # of one token, interpolated between two, each off by up to a step
         assert lines[name][0] == pytest.approx(value, rel=5e-5, abs=cost), name
         if error is not None:
             assert lines[name][1] == pytest.approx(error, rel=1e-4, abs=1.1e-3), name

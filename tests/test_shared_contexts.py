@@ -14,7 +14,6 @@ from models import (
     random_text,
 )
 
-from perplexity_sliding.models.states import why_not_in_parts
 from perplexity_sliding.plan.windows import Pass, SharedPrefix, find_shared_prefixes
 from perplexity_sliding.scoring.passes import Scorer
 from perplexity_sliding.scoring.runner import LEAST_SAVING
@@ -87,24 +86,6 @@ def test_the_longest_context_is_tried(metric):
     texts = [f" {random_text(length, seed=n)}" for n, length in enumerate(lengths)]
     contexts = [random_text(5)] * 70 + [random_text(60)] * 10
     assert_same_scores(*shared_and_apart(metric, model, texts, contexts, max_length=80))
-
-
-@pytest.mark.parametrize("family", ["Roberta", "XLMRoberta"])
-def test_positions_that_skip_padding(metric, family):
-    """The cache of a context counts its tokens for padding: 2,035 for 2,007."""
-    config = getattr(transformers, f"{family}Config")(
-        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
-        intermediate_size=32, max_position_embeddings=512, is_decoder=True,
-        bos_token_id=0, eos_token_id=1, pad_token_id=2,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
-    enliven(model)
-    plain, padded = random_text(CONTEXT_TOKENS), random_text(CONTEXT_TOKENS - 9) + " <pad>" * 4
-    texts = [f" {random_text(8 + n // 12, seed=n)}" for n in range(36)]
-    contexts = [*[plain] * 12, *[padded + " w9" * 5] * 12, *[plain] * 12]
-    assert_same_scores(*shared_and_apart(metric, model, texts, contexts))
-    assert why_not_in_parts(model).startswith("its positions skip padding tokens")
 
 
 def test_several_contexts_and_texts_beyond_the_window(metric):
