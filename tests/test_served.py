@@ -110,7 +110,6 @@ def test_contexts_spans_and_curves(both):
     assert_same(*both(contexts=contexts))
     assert_same(*both(score_spans=[[(0, 20), (40, 60)], [(4, 9)], [(10, 70)]]))
     assert_same(*both(context_lengths=[4, 8, 16], stride=2))
-    assert_same(*both(positions=[0, 4, 16, 70]))
 
 
 def test_tokens_ranks_and_alternatives(both):
