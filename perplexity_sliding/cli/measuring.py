@@ -132,7 +132,7 @@ def metric_arguments(args: argparse.Namespace) -> dict:
     asked = {name: value for name, value in given.items() if value is not None}
     if args.word_correction == NONE:
         asked["word_correction"] = None
-    if args.cite or (args.format == "json" and args.part is None):
+    if args.cite or args.format == "json":
         asked["identify"] = True
     return asked
 

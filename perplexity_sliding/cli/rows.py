@@ -12,11 +12,12 @@ from .reading import ReadText
 # Keys with other names, or that are not numbers of one text.
 NOT_COLUMNS = {
     "name", "row", "carried", "perplexities", "num_texts", "num_tokens_per_text", "mean_perplexity",
+    "probe", "reference_probe",
 }  # fmt: skip
 # Results in nats, whose columns end in the unit; sums over a text or token are also in bits.
 NATS = {
     *("nll", "total_nll", "surprisal", "space_nll", "entropy", "alternatives", "nll_difference"),
-    *("reference_nll", "kl", "kl_reverse", "kl_percentiles", "probe", "reference_probe"),
+    *("reference_nll", "kl", "kl_reverse", "kl_percentiles"),
 }
 IN_BOTH_UNITS = {"nll", "total_nll"}
 UNITS = {"tokens": "token_scores", "words": "word_scores"}
