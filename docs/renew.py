@@ -142,6 +142,7 @@ def main() -> None:
     parser.add_argument("--llama-perplexity", type=Path, help="the program of llama.cpp")
     arguments = parser.parse_args()
     os.chdir(ROOT)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # a recipe forks, which threads do not survive
     by_hand = dict(BY_HAND)
     if arguments.llama_perplexity:
         command = [
