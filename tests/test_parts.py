@@ -643,8 +643,8 @@ def test_what_is_no_chat(value):
         (ValueError, {"contexts": "a", "separator": " "}, "`separator` must be left out with"),
         (
             ValueError,
-            {"contexts": "a", "positions": [0, 1]},
-            "`positions` must be left out with texts after `contexts`: it requires whole texts",
+            {"contexts": "a", "context_lengths": [4, 8]},
+            "`context_lengths` must be left out with texts after `contexts`: it requires whole texts",
         ),
     ],
 )

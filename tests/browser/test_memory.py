@@ -145,7 +145,7 @@ def test_a_dot_of_a_handle_covers_no_letter(page):
     ],
 )
 def test_a_question_shows_at_once_what_is_known_and_then_its_answer(page, name, said):
-    page.scored(STORY * 6)
+    page.scored(STORY * 12)
     number = page.told("#perplexity")
     page.click(f"#{name} > summary")
     assert number in page.told(f"#{name} .view")
