@@ -297,6 +297,8 @@ def plain_logits(model: torch.nn.Module, ids: torch.Tensor, name: str) -> torch.
         reason = f"but a forward pass failed: {str(error) or type(error).__name__}."
         raise ValueError(Wording(needed + reason)) from error
     shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+    if getattr(logits, "is_meta", False):
+        shape = "a tensor on the meta device, without weights,"
     if not isinstance(logits, torch.Tensor) or shape[:-1] != tuple(ids.shape):
         advice = WITH_PROMPTS if hasattr(model, "peft_config") else ""
         raise ValueError(
