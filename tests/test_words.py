@@ -16,13 +16,11 @@ from transformers import PreTrainedTokenizerFast
 
 from perplexity_sliding.plan.tokenization import ScoredPart, TokenizedText, token_texts
 from perplexity_sliding.results.words import (
-    TokenBorders,
     Vocabulary,
     assign_tokens,
     classify_vocabulary,
-    closing_terms,
     find_words,
-    opening_terms,
+    space_terms,
     split_words,
     sum_words,
     word_offsets,
@@ -86,10 +84,13 @@ WHOLE_WORDS = (["<eos>", "a", "b"], None, [], ["<eos>", "a", "b"])
 )
 def test_white_space_is_told_by_what_tokens_stand_for(tokens, decoder, begins, ends):
     tokenizer = make_decoding(tokens, decoder)
-    vocabulary = classify_vocabulary(tokenizer, len(tokens) + 3)  # padded, as models do
+    vocabulary = classify_vocabulary(tokenizer, len(tokens) + 3, "pimentel")  # padded, as models do
     assert [t for t, begin in zip(tokens, vocabulary.begins) if begin] == begins
     assert [t for t, end in zip(tokens, vocabulary.ends) if end] == ends
-    assert np.flatnonzero(vocabulary.closes).tolist() == [0]
+    assert [tokens[n] for n in vocabulary.boundary] == [
+        "<eos>",
+        *(t for t in begins if t != "<eos>"),
+    ]
     assert len(vocabulary.begins) == len(tokens) + 3 and not vocabulary.begins[-3:].any()
 
 
@@ -178,27 +179,30 @@ def vocabulary_of(tokens):
     return Vocabulary(
         begins=np.array([token[0].isspace() for token in tokens]),
         ends=np.array([token[-1].isspace() for token in tokens]),
-        closes=np.zeros(len(tokens), dtype=bool),
         special=np.zeros(len(tokens), dtype=bool),
-        refunded=np.array([]),
+        boundary=np.array([]),
+        interior=np.array([]),
     )
+
+
+def sum_scored(text, ids, offsets, vocabulary, nll, boundary, interior) -> dict:
+    terms = space_terms(text, ids, offsets, vocabulary, boundary, interior, "pimentel")
+    columns = {"nll": nll, "entropy": nll, "context_length": np.zeros(len(nll))}
+    return sum_words(assign_tokens(text, offsets, split_words(text)), columns, *terms)
 
 
 @given(scored_texts())
 def test_surprisals_telescope(scored):
     """Σ s(w) = Σ nll + E(N) - Z(0): what one word is charged the next is given back."""
     text, tokens, offsets, (nll, boundary, interior) = scored
-    borders = TokenBorders.of(text, np.arange(len(tokens)), offsets, vocabulary_of(tokens))
-    words = assign_tokens(text, offsets, split_words(text))
-    sums, surprisals = sum_words(
-        words,
-        nll[:-1],
-        closing_terms(borders, boundary),
-        opening_terms(borders, boundary, interior, "pimentel"),
+    words = sum_scored(
+        text, np.arange(len(tokens)), offsets, vocabulary_of(tokens), nll, boundary, interior
     )
     first = boundary[0] if tokens[0][0].isspace() else interior[0]
-    assert math.fsum(sums) == pytest.approx(math.fsum(nll[:-1]))
-    assert math.fsum(surprisals) == pytest.approx(math.fsum([*nll[:-1], boundary[-1], -first]))
+    assert math.fsum(words["nll"]) == pytest.approx(math.fsum(nll[:-1]))
+    assert math.fsum(words["surprisal"]) == pytest.approx(
+        math.fsum([*nll[:-1], boundary[-1], -first])
+    )
 
 
 TINY = ["<eos>", "Ġ", "Ċ", "Ġa", "a", "b", ".Ċ", "Ġb"]
@@ -215,7 +219,7 @@ def begins(token):
     return token[0] in "ĠĊ"
 
 
-def surprisal_of(prefix, word, vocabulary, correction="pimentel"):
+def surprisal_of(prefix, word, vocabulary):
     """The surprisal of the last word of prefix + word, from the rows of a whole text."""
     tokens = [*prefix, *word]
     rows = np.array([tiny_row(tokens[:place]) for place in range(len(tokens) + 1)])
@@ -223,17 +227,11 @@ def surprisal_of(prefix, word, vocabulary, correction="pimentel"):
     text = "".join(tokens).replace("Ġ", " ").replace("Ċ", "\n")
     ends = np.cumsum([len(token) for token in tokens])
     offsets = np.stack([ends - [len(token) for token in tokens], ends], 1)
-    boundary = -np.log(rows[:, vocabulary.boundary_ids(correction)].sum(1))
-    interior = -np.log(rows[:, vocabulary.refunded].sum(1))
-    borders = TokenBorders.of(text, ids, offsets, vocabulary)
-    words = assign_tokens(text, offsets, split_words(text))
-    _, surprisals = sum_words(
-        words[-1:],
-        -np.log(rows[np.arange(len(ids)), ids]),
-        closing_terms(borders, boundary),
-        opening_terms(borders, boundary, interior, correction),
+    boundary, interior = (
+        -np.log(rows[:, chosen].sum(1)) for chosen in (vocabulary.boundary, vocabulary.interior)
     )
-    return surprisals[0]
+    nll = -np.log(rows[np.arange(len(ids)), ids])
+    return sum_scored(text, ids, offsets, vocabulary, nll, boundary, interior)["surprisal"][-1]
 
 
 def continuations(prefix, longest, begins_with_space):
@@ -271,9 +269,11 @@ def continuations(prefix, longest, begins_with_space):
 )
 def test_all_words_sum_to_one(prefix, with_space):
     """Σ exp(-s(w)) over all words of up to 3 tokens + P(none, or a longer one) = 1."""
-    vocabulary = classify_vocabulary(make_decoding(TINY, decoders.ByteLevel()), len(TINY))
+    vocabulary = classify_vocabulary(
+        make_decoding(TINY, decoders.ByteLevel()), len(TINY), "pimentel"
+    )
     first = tiny_row(prefix)
-    opening = vocabulary.boundary_ids("pimentel") if with_space else vocabulary.refunded
+    opening = vocabulary.boundary if with_space else vocabulary.interior
     if with_space and prefix[-1:] == [".Ċ"]:
         assert opening[0] == 0  # the text may end here as well
     mass = first[opening].sum()
@@ -288,7 +288,7 @@ def test_all_words_sum_to_one(prefix, with_space):
         )
         if kind == "open" and any(token in SOLID for token in tokens):
             last = tiny_row([*prefix, *tokens])
-            probability *= 1 - last[vocabulary.boundary_ids("pimentel")].sum()
+            probability *= 1 - last[vocabulary.boundary].sum()
         total += probability / mass
     assert 0.3 < words < 1
     assert words + total == pytest.approx(1, abs=1e-12)
@@ -481,9 +481,11 @@ def test_a_space_that_only_the_decoder_puts_opens_no_word():
     """Where every token begins with one once decoded, the text says whether there is any."""
     everywhere = vocabulary_of([" a", " b", " c"])
     ids, offsets = np.arange(3), np.array([(0, 1), (1, 2), (3, 4)])
-    borders = TokenBorders.of("ab c", ids, offsets, everywhere)
-    assert borders.opens.tolist() == [True, False, True, True]
-    assert borders.at_start.tolist() == [True, False, False, False]
+    closing, opening = space_terms(
+        "ab c", ids, offsets, everywhere, np.ones(4), np.full(4, 7.0), None
+    )
+    assert closing.tolist() == [1, 0, 1, 1]
+    assert opening.tolist() == [0, 0, 1, 1]
 
 
 def test_a_special_token_closes_the_word_before_it():
@@ -491,9 +493,10 @@ def test_a_special_token_closes_the_word_before_it():
     plain = vocabulary_of(["a", "<eos>", "b"])
     vocabulary = replace(plain, special=np.array([False, True, False]))
     ids, offsets = np.arange(3), np.array([(0, 1), (1, 6), (6, 7)])
-    borders = TokenBorders.of("a<eos>b", ids, offsets, vocabulary)
-    assert borders.opens.tolist() == [False, True, False, True]
-    assert closing_terms(borders, np.ones(4)).tolist() == [0, 1, 0, 1]
+    closing, _ = space_terms(
+        "a<eos>b", ids, offsets, vocabulary, np.ones(4), np.zeros(4), "pimentel"
+    )
+    assert closing.tolist() == [0, 1, 0, 1]
 
 
 def test_added_tokens_and_characters_before_an_edge_are_no_word_s():
@@ -505,8 +508,10 @@ def test_added_tokens_and_characters_before_an_edge_are_no_word_s():
     assert word_offsets(stream).tolist() == [[-1, -1], [0, 2], [4, 6]]
     assert stream.offsets.tolist() == [[0, 0], [0, 2], [2, 6]]
     vocabulary = vocabulary_of(["<bos>", "ab", "cdef"])
-    borders = TokenBorders.of("abcdef", stream.ids, word_offsets(stream), vocabulary)
-    assert borders.at_start.tolist() == [True, True, False, False]
+    _, opening = space_terms(
+        "abcdef", stream.ids, word_offsets(stream), vocabulary, np.zeros(4), np.ones(4), "pimentel"
+    )
+    assert opening.tolist() == [1, 1, 0, 0]
 
 
 def test_given_spans_of_words_count_from_the_text_s_beginning(metric, speller, spelling):

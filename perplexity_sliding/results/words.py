@@ -22,7 +22,7 @@ import warnings
 import weakref
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -47,79 +47,76 @@ UNSPACED = {
     re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"): 3,
     re.compile(r"[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff]"): 8,
 }
+# Scores of a word.
+WORD_COLUMNS = ("nll", "surprisal", "space_nll", "entropy", "num_tokens", "context_length")
 
 # --- the vocabulary --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The role of each token at the borders of words, by its text.
+    """The role of each token at the borders of words.
 
     Attributes:
         begins: whether the text of the token begins with white space (V,).
         ends: whether it ends in white space (V,); so do tokens that mark the end of a word.
-        closes: whether it is the end-of-text token (V,).
         special: whether it is a special token of any kind (V,).
-        refunded: ids of the tokens that may begin a text, those that a package counts twice twice.
+        boundary: ids of the tokens that close the word before them.
+        interior: ids of the tokens that may begin a text, those that a package counts twice twice.
     """
 
     begins: np.ndarray
     ends: np.ndarray
-    closes: np.ndarray
     special: np.ndarray
-    refunded: np.ndarray
-
-    def boundary_ids(self, correction: str | None) -> np.ndarray:
-        """Return ids of the tokens that close the word before them.
-
-        "oh" counts tokens with white space alone, "pimentel" the end of the text as well.
-        """
-        closing = self.begins | self.closes if correction == "pimentel" else self.begins
-        return np.flatnonzero(closing)
+    boundary: np.ndarray
+    interior: np.ndarray
 
 
 def classify_vocabulary(
-    tokenizer: PreTrainedTokenizerBase, size: int, texts: Sequence[str] | None = None
+    tokenizer: PreTrainedTokenizerBase, size: int, correction: str | None
 ) -> Vocabulary:
-    """Classify the tokens of a vocabulary.
+    """Classify the tokens of a vocabulary by their texts, or as a package of `PACKAGES` does.
+
+    With "oh" a word is closed by tokens with white space alone, with "pimentel" by the end of the text
+    as well.  wordsprobability adds the end of the text to the tokens that may begin one a second time,
+    and leaves those out that were added to the tokenizer.  minicons counts added tokens that take the
+    space before them.
 
     Args:
         size: V, the number of logits; larger than the tokenizer's vocabulary if the model pads it
             with tokens without text.
-        texts: texts of the tokens, if known.
     """
-    texts = vocabulary_texts(tokenizer) if texts is None else texts
+    num_known, texts = _TEXTS.get(tokenizer, (0, []))
+    if num_known != len(tokenizer):  # new, or with other tokens added
+        texts = vocabulary_texts(tokenizer)
+        _TEXTS[tokenizer] = len(tokenizer), texts
     texts = [*texts, *[""] * size][:size]
-    numbers = np.arange(size)
     begins = np.array([text[:1].isspace() for text in texts], dtype=bool)
+    ends = np.array([text[-1:].isspace() for text in texts], dtype=bool)
+    interior = np.flatnonzero(~begins)
+    if correction in PACKAGES:
+        space = tokenizer(" ", add_special_tokens=False).input_ids[0]
+        sign = tokenizer.convert_ids_to_tokens(space)[0]
+        known = {number: token for token, number in tokenizer.get_vocab().items()}
+        begins = np.array([known.get(n, "").startswith(sign) for n in range(size)], dtype=bool)
+        if correction == "minicons":
+            for number, token in tokenizer.added_tokens_decoder.items():
+                begins[number] |= token.lstrip
+        ends = np.zeros_like(begins)
+        own = np.flatnonzero(~begins[: tokenizer.vocab_size])
+        interior = np.append(own, tokenizer.eos_token_id)
+    closes_text = np.arange(size) == tokenizer.eos_token_id
     return Vocabulary(
         begins=begins,
-        ends=np.array([text[-1:].isspace() for text in texts], dtype=bool),
-        closes=numbers == tokenizer.eos_token_id,
-        special=np.isin(numbers, list(special_ids(tokenizer))),
-        refunded=np.flatnonzero(~begins),
+        ends=ends,
+        special=np.isin(np.arange(size), list(special_ids(tokenizer))),
+        boundary=np.flatnonzero(begins | closes_text if _refunds_first(correction) else begins),
+        interior=interior,
     )
 
 
-def as_the_package(
-    vocabulary: Vocabulary, tokenizer: PreTrainedTokenizerBase, package: str
-) -> Vocabulary:
-    """Return the role of each token in a package of `PACKAGES`.
-
-    wordsprobability adds the end of the text to the tokens that may begin one a second time, and leaves
-    those out that were added to the tokenizer.  minicons counts added tokens that take the space before
-    them.
-    """
-    sign = tokenizer.convert_ids_to_tokens(tokenizer(" ", add_special_tokens=False).input_ids[0])[0]
-    known = {number: token for token, number in tokenizer.get_vocab().items()}
-    size = len(vocabulary.begins)
-    begins = np.array([known.get(n, "").startswith(sign) for n in range(size)], dtype=bool)
-    if package == "minicons":
-        for number, token in tokenizer.added_tokens_decoder.items():
-            begins[number] |= token.lstrip
-    own = np.flatnonzero(~begins[: tokenizer.vocab_size])
-    refunded = np.append(own, tokenizer.eos_token_id)
-    return replace(vocabulary, begins=begins, ends=np.zeros_like(begins), refunded=refunded)
+def _refunds_first(correction: str | None) -> bool:
+    return PACKAGES.get(correction or "", correction) == "pimentel"
 
 
 # --- words in a text -------------------------------------------------------------------------------
@@ -128,7 +125,15 @@ def as_the_package(
 def check_words(words: object, texts: Sequence[str]) -> list[list[tuple[int, int]]] | None:
     """Return the characters of the words of each text; None to split at white space."""
     if words is True or (isinstance(words, str) and words == "whitespace"):
-        warn_of_unspaced(texts)
+        unspaced = [number for number, text in enumerate(texts) if is_unspaced(text)]
+        if unspaced:
+            warnings.warn(
+                "Words are taken from between white space, but the texts at "
+                f"{name_positions(unspaced)} are written without: whole sentences count as words. "
+                "Give the words or regions of each text instead (in Python a list for each, on the "
+                "command line --words-column).",
+                stacklevel=2,
+            )
         return None
     if isinstance(words, str) or not isinstance(words, Sequence) or len(words) != len(texts):
         raise ArgumentError(
@@ -148,29 +153,13 @@ def check_words(words: object, texts: Sequence[str]) -> list[list[tuple[int, int
     return checked
 
 
-def warn_of_unspaced(texts: Sequence[str]) -> None:
-    """Warn of texts in scripts without spaces, whose sentences would count as words."""
-    found = [number for number, text in enumerate(texts) if is_unspaced(text)]
-    if found:
-        warnings.warn(
-            f"Words are taken from between white space, but the texts at {name_positions(found)} "
-            "are written without: whole sentences count as words. Give the words or regions of "
-            "each text instead (in Python a list for each, on the command line --words-column).",
-            stacklevel=2,
-        )
-
-
 def is_unspaced(text: str) -> bool:
     """Check whether the pieces between white space are longer than words of their script."""
-    if text.isascii():
-        return False
     for script, longest in UNSPACED.items():
-        lengths = (
-            [len(script.findall(word)) for word in text.split()] if script.search(text) else []
-        )
-        own = [length for length in lengths if length]
-        if sum(own) > longest * len(own):
-            return True
+        if not text.isascii() and script.search(text):
+            lengths = [len(own) for word in text.split() if (own := script.findall(word))]
+            if sum(lengths) > longest * len(lengths):
+                return True
     return False
 
 
@@ -185,27 +174,22 @@ def find_words(text: str, words: Iterable[str]) -> list[Range]:
     Raises:
         ValueError: they do not.
     """
+
+    def refusal(requirement: str, got: str, why: str) -> ArgumentError:
+        advice = "Give spans of characters to leave parts of a text out."
+        return ArgumentError("words", requirement, got=got, why=why, advice=advice)
+
     spans, place = [], 0
     for word in words:
         first = next(SPACE.finditer(text, place)).end()
         if not word.strip() or not text.startswith(word, first):
-            raise ArgumentError(
-                "words",
-                "be the words of the text in their order",
-                got=repr(word),
-                why=f"at character {first} stands {text[first : first + 20]!r}",
-                advice="Give spans of characters to leave parts of a text out.",
-            )
+            why = f"at character {first} stands {text[first : first + 20]!r}"
+            raise refusal("be the words of the text in their order", repr(word), why)
         place = first + len(word)
         spans.append((first, place))
     if text[place:].strip():
-        raise ArgumentError(
-            "words",
-            "be all words of the text",
-            got=f"{len(spans)}",
-            why=f"after the last one comes {text[place : place + 20]!r}",
-            advice="Give spans of characters to leave parts of a text out.",
-        )
+        why = f"after the last one comes {text[place : place + 20]!r}"
+        raise refusal("be all words of the text", str(len(spans)), why)
     return spans
 
 
@@ -225,143 +209,114 @@ def assign_tokens(
     Returns:
         for each word its tokens, or None if a token spans the edge of the word.
     """
+    solid = []  # the characters of each token without the white space at its ends
+    for first, end in offsets.tolist():
+        own = text[max(first, 0) : max(end, 0)]
+        first += len(own) - len(own.lstrip())
+        solid.append((first, first + len(own.strip())))
     starts = [first for first, _ in spans]
-    tokens: list[list[int]] = [[] for _ in spans]
-    crossed = [False] * len(spans)
-    stripped = [_without_space(text, *pair) for pair in offsets.tolist()]
-    for number, (first, end) in enumerate(stripped):
+    members: list[list[int]] = [[] for _ in spans]
+    crossed = set()
+    for number, (first, end) in enumerate(solid):
         if first == end:
             continue
         word = bisect_right(starts, first) - 1
         if word >= 0 and first < spans[word][1]:
-            tokens[word].append(number)
-            crossed[word] |= end > spans[word][1]
-        for later in range(word + 1, bisect_right(starts, end - 1)):
-            crossed[later] = True
-    return [
-        None
-        if is_crossed or not members
-        else (_with_space_before(offsets, stripped, members[0], begins), members[-1] + 1)
-        for is_crossed, members in zip(crossed, tokens)
-    ]
+            members[word].append(number)
+            if end > spans[word][1]:
+                crossed.add(word)
+        crossed.update(range(word + 1, bisect_right(starts, end - 1)))
+
+    def is_space(number: int) -> bool:
+        return solid[number][0] == solid[number][1] and offsets[number][0] >= 0
+
+    tokens: list[Range | None] = []
+    for word, of_word in enumerate(members):
+        if word in crossed or not of_word:
+            tokens.append(None)
+            continue
+        first = of_word[0]
+        while first > 0 and first not in begins and is_space(first - 1):
+            first -= 1
+        tokens.append((first, of_word[-1] + 1))
+    return tokens
 
 
-def _without_space(text: str, first: int, end: int) -> Range:
-    """Return the characters of a token without the white space at its ends; empty if none remain."""
-    stripped = text[max(first, 0) : max(end, 0)].strip()
-    if not stripped:
-        return first, first
-    first += text[first:end].index(stripped[0])
-    return first, first + len(stripped)
+def word_offsets(stream: TokenizedText) -> np.ndarray:
+    """Return the characters of each token (N, 2) by which words are assigned.
 
-
-def _with_space_before(
-    offsets: np.ndarray, stripped: list[Range], first: int, begins: Collection[int]
-) -> int:
-    """Find the first of the white-space tokens before a token."""
-    while (
-        first > 0
-        and first not in begins
-        and stripped[first - 1][0] == stripped[first - 1][1]
-        and offsets[first - 1][0] >= 0
-    ):
-        first -= 1
-    return first
+    A special token that the tokenizer added has none, (-1, -1); of a token across the edge of the
+    scored part the characters before the edge are left out.
+    """
+    offsets = stream.known_offsets.copy()
+    offsets[stream.added] = -1
+    if stream.part is not None:
+        for (first, _), tail in zip(stream.part.targets, stream.part.tails):
+            offsets[first, 0] += len(tail)
+    return offsets
 
 
 # --- scores ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class TokenBorders:
-    """The border before each token of a text, and after the last (N + 1,).
+def space_terms(
+    text: str,
+    ids: np.ndarray,
+    offsets: np.ndarray,
+    vocabulary: Vocabulary,
+    boundary: np.ndarray,
+    interior: np.ndarray,
+    correction: str | None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Compute what the space costs a word that ends at a border, and refunds one that begins there.
 
-    Attributes:
-        opens: the token begins with white space, is a special one, or ends the text.
-        passed: the token before it ends in white space already.
-        at_start: it is at the start of the text.
-    """
-
-    opens: np.ndarray
-    passed: np.ndarray
-    at_start: np.ndarray
-
-    @classmethod
-    def of(
-        cls, text: str, ids: np.ndarray, offsets: np.ndarray, vocabulary: Vocabulary
-    ) -> "TokenBorders":
-        """Find the borders of a text's tokens.
-
-        Args:
-            ids: token ids (N,).
-            offsets: as in `assign_tokens` (N, 2).
-        """
-        ends = np.append(0, np.maximum.accumulate(offsets[:, 1].clip(0)))
-        # Some decoders put a space between any two words, also where the text has none.
-        spaced = [any(map(str.isspace, text[a:b])) for a, b in itertools.pairwise(ends.tolist())]
-        at_start = np.append(True, np.cumsum(offsets[:, 0] >= 0) == 0)
-        opens = vocabulary.begins[ids] & (np.array(spaced) | at_start[:-1])
-        return cls(
-            opens=np.append(opens | vocabulary.special[ids], True),
-            passed=np.append(False, vocabulary.ends[ids]),
-            at_start=at_start,
-        )
-
-
-def closing_terms(borders: TokenBorders, boundary: np.ndarray) -> np.ndarray:
-    """Compute the cost of a word's end, by the border where it ends (N + 1,).
-
-    0 where its last token has the white space, and where no white space follows: such borders, between
-    given words, are no event in the text.
+    A border is before each token of a text, and after the last.
 
     Args:
-        boundary: E (N + 1,).
+        ids, offsets: the tokens (N,), and their characters as in `assign_tokens` (N, 2).
+        boundary, interior: E, and -log P(no white space first), of the row that predicts the token
+            after each border (N + 1,); NaN where it was not read.
+        correction: unless it is "pimentel" or its package, there is no refund if no earlier word paid.
+
+    Returns:
+        the terms of the end and of the beginning (N + 1,).  A word's end costs nothing where its last
+        token has the white space, and where no white space follows: such borders, between given words,
+        are no event in the text.
     """
-    return np.where(borders.opens & ~borders.passed, boundary, 0.0)
-
-
-def opening_terms(
-    borders: TokenBorders, boundary: np.ndarray, interior: np.ndarray, correction: str | None
-) -> np.ndarray:
-    """Compute the refund for a word's beginning, by the border where it begins (N + 1,).
-
-    Args:
-        boundary: E (N + 1,).
-        interior: -log P(no white space first) of the row that predicts each token (N + 1,).
-        correction: with "oh", there is no refund if no earlier word paid.
-    """
-    unpaid = borders.at_start | borders.passed
-    first = np.where(borders.opens, boundary, interior) if correction == "pimentel" else 0.0
-    return np.where(unpaid, first, np.where(borders.opens, boundary, 0.0))
+    reached = np.append(0, np.maximum.accumulate(offsets[:, 1].clip(0))).tolist()
+    # Some decoders put a space between any two words, also where the text has none.
+    spaced = [any(map(str.isspace, text[a:b])) for a, b in itertools.pairwise(reached)]
+    at_start = np.append(True, np.cumsum(offsets[:, 0] >= 0) == 0)
+    opens = vocabulary.begins[ids] & (np.array(spaced, dtype=bool) | at_start[:-1])
+    opens = np.append(opens | vocabulary.special[ids], True)  # so does the end of the text
+    passed = np.append(False, vocabulary.ends[ids])
+    costs = np.where(opens, boundary, 0.0)
+    unpaid = np.where(opens, boundary, interior) if _refunds_first(correction) else 0.0
+    return np.where(passed, 0.0, costs), np.where(at_start | passed, unpaid, costs)
 
 
 def sum_words(
-    tokens: Sequence[Range | None], nll: np.ndarray, closing: np.ndarray, opening: np.ndarray
-) -> tuple[list[float | None], list[float | None]]:
-    """Sum each word's nll and its surprisal; None if a part of it has no score.
+    tokens: Sequence[Range | None], columns: Columns, closing: np.ndarray, opening: np.ndarray
+) -> dict[str, list]:
+    """List the scores of words; None, or a count of 0, if a part of the word has no score.
 
     Args:
         tokens: tokens of each word, from `assign_tokens`.
-        nll: of each token (N,); NaN where it has no score.
-        closing, opening: the terms at each border (N + 1,); NaN where that row was not read.
+        columns: nll, entropy and context_length of each token; NaN where it has no score.
+        closing, opening: the terms at each border, from `space_terms`.
     """
-    sums, surprisals = [], []
+    rows: list[tuple] = []
     for span in tokens:
-        total = surprisal = np.nan
-        if span is not None:
-            first, end = span
-            total = nll[first:end].sum(dtype=np.float64)
-            surprisal = total + closing[end] - opening[first]
-        sums.append(number_or_none(total))
-        surprisals.append(number_or_none(surprisal))
-    return sums, surprisals
-
-
-def number_or_none(value: float) -> float | None:
-    return None if np.isnan(value) else float(value)
-
-
-# --- scores of a call -----------------------------------------------------------------------------
+        if span is None:
+            rows.append((None, None, None, None, 0, 0))
+            continue
+        first, end = span
+        nll = columns["nll"][first:end].sum(dtype=np.float64)
+        surprisal = nll + closing[end] - opening[first]
+        values = nll, surprisal, closing[end], columns["entropy"][first]
+        numbers = [None if np.isnan(value) else float(value) for value in values]
+        rows.append((*numbers, end - first, int(columns["context_length"][first])))
+    return {name: [row[place] for row in rows] for place, name in enumerate(WORD_COLUMNS)}
 
 
 @dataclass(frozen=True)
@@ -378,7 +333,7 @@ class WordScoring:
     spans: Sequence[Sequence[Range]] | None
     correction: str | None
     vocabulary: Vocabulary
-    with_borders: bool = True
+    with_borders: bool
 
     @classmethod
     def of(
@@ -402,31 +357,15 @@ class WordScoring:
                 ),
                 advice="Pass `word_correction=None` for plain sums, or load the model itself.",
             )
-        size, texts = _TEXTS.get(model.tokenizer, (0, []))
-        if size != len(model.tokenizer):  # new, or with other tokens added
-            size, texts = len(model.tokenizer), vocabulary_texts(model.tokenizer)
-            _TEXTS[model.tokenizer] = size, texts
-        vocabulary = classify_vocabulary(model.tokenizer, model.vocabulary_size, texts)
-        if correction in PACKAGES:
-            vocabulary = as_the_package(vocabulary, model.tokenizer, correction)
+        vocabulary = classify_vocabulary(model.tokenizer, model.vocabulary_size, correction)
         return cls(spans, correction, vocabulary, model.gives_logits)
-
-    @property
-    def rule(self) -> str | None:
-        """The correction without its package."""
-        return PACKAGES.get(self.correction or "", self.correction)
 
     def measures(self) -> list[Measure]:
         """List the measures of each token."""
         if not self.with_borders:
             return []
-        boundary = self.vocabulary.boundary_ids(self.rule)
-        interior = self.vocabulary.refunded
-        return [
-            SetMass("boundary", tuple(boundary.tolist())),
-            SetMass("interior", tuple(interior.tolist())),
-            Entropy(),
-        ]
+        sets = {"boundary": self.vocabulary.boundary, "interior": self.vocabulary.interior}
+        return [*(SetMass(name, tuple(ids.tolist())) for name, ids in sets.items()), Entropy()]
 
     def fields(self) -> dict[str, str]:
         """Return the settings for the signature."""
@@ -440,20 +379,25 @@ class WordScoring:
         borders: Sequence[Sequence[Columns]],
     ) -> list[dict[str, list]]:
         """List the words of each text and their scores."""
-        results = []
-        crossing = []
+        results, crossing = [], []
         for number, (text, stream) in enumerate(zip(measurement.texts, measurement.streams)):
-            spans = self._words_of(measurement, number)
-            tokens = TokenArrays.of(
+            spans, offsets = self._find_spans(measurement, number), word_offsets(stream)
+            begins = () if stream.part is None else [first for first, _ in stream.part.targets]
+            tokens = assign_tokens(text, offsets, spans, begins)
+            if None in tokens:
+                crossing.append(number)
+            columns = spread_columns(
                 len(stream),
                 (measurement.windows[number], scores[number]),
                 (measurement.borders[number], borders[number]),
             )
-            begins = () if stream.part is None else [first for first, _ in stream.part.targets]
-            words = assign_tokens(text, word_offsets(stream), spans, begins)
-            results.append(self._score(text, stream, spans, words, tokens))
-            if None in words:
-                crossing.append(number)
+            of_space = columns["boundary"], columns["interior"], self.correction
+            terms = space_terms(text, stream.ids, offsets, self.vocabulary, *of_space)
+            scored = sum_words(tokens, columns, *terms)
+            if self.correction is None:
+                scored["surprisal"] = scored["nll"]
+            words = {"words": [text[first:end] for first, end in spans]}
+            results.append(words | {"offsets": [list(span) for span in spans]} | scored)
         if crossing:
             warnings.warn(
                 "A token reaches across the edge of a word in the texts at "
@@ -462,101 +406,37 @@ class WordScoring:
             )
         return results
 
-    def _words_of(self, measurement: Measurement, number: int) -> list[Range]:
+    def _find_spans(self, measurement: Measurement, number: int) -> list[Range]:
         """List the characters of a text's words, in the text with its context."""
         text, part = measurement.texts[number], measurement.streams[number].part
-        whole = ((0, len(text)),) if part is None else part.spans
-        if self.spans is None:
-            return [
-                (begin + first, begin + end)
-                for begin, stop in whole
-                for first, end in split_words(text[begin:stop])
-            ]
-        begin = 0 if measurement.parts is None else measurement.parts.length_before(number)
-        return [(begin + first, begin + end) for first, end in self.spans[number]]
-
-    def _score(
-        self,
-        text: str,
-        stream: TokenizedText,
-        spans: Sequence[Range],
-        words: Sequence[Range | None],
-        tokens: "TokenArrays",
-    ) -> dict[str, list]:
-        borders = TokenBorders.of(text, stream.ids, word_offsets(stream), self.vocabulary)
-        closing = closing_terms(borders, tokens.boundary)
-        opening = opening_terms(borders, tokens.boundary, tokens.interior, self.rule)
-        nll, surprisal = sum_words(words, tokens.nll, closing, opening)
-        begins = [None if word is None else word[0] for word in words]
-        return {
-            "words": [text[first:end] for first, end in spans],
-            "offsets": [list(span) for span in spans],
-            "nll": nll,
-            "surprisal": nll if self.correction is None else surprisal,
-            "space_nll": [
-                None if word is None else number_or_none(closing[word[1]]) for word in words
-            ],
-            "entropy": [
-                None if begin is None else number_or_none(tokens.entropy[begin]) for begin in begins
-            ],
-            "num_tokens": [0 if word is None else word[1] - word[0] for word in words],
-            "context_length": [
-                0 if begin is None else int(tokens.context_length[begin]) for begin in begins
-            ],
-        }
+        if self.spans is not None:
+            begin = 0 if measurement.parts is None else measurement.parts.length_before(number)
+            return [(begin + first, begin + end) for first, end in self.spans[number]]
+        return [
+            (begin + first, begin + end)
+            for begin, stop in (((0, len(text)),) if part is None else part.spans)
+            for first, end in split_words(text[begin:stop])
+        ]
 
 
-@dataclass(frozen=True)
-class TokenArrays:
-    """Scores of a text's tokens, and of the border after the last (N + 1,); NaN where unscored."""
+def spread_columns(
+    num_tokens: int,
+    scored: tuple[Sequence[Window], Sequence[Columns]],
+    borders: tuple[Sequence[Window], Sequence[Columns]],
+) -> Columns:
+    """Spread scores of windows over a text's tokens and its end (N + 1,); NaN where unscored.
 
-    nll: np.ndarray
-    boundary: np.ndarray
-    interior: np.ndarray
-    entropy: np.ndarray
-    context_length: np.ndarray
-
-    @classmethod
-    def of(
-        cls,
-        num_tokens: int,
-        scored: tuple[Sequence[Window], Sequence[Columns]],
-        borders: tuple[Sequence[Window], Sequence[Columns]],
-    ) -> "TokenArrays":
-        """Arrange the columns of windows over the text.
-
-        Args:
-            scored, borders: windows, and the columns of each; of borders only what says whether a
-                word ends there.
-        """
-        nll, boundary, interior, entropy = np.full((4, num_tokens + 1), np.nan)
-        counts = np.zeros(num_tokens + 1, dtype=np.int64)
-        arrays = cls(nll, boundary, interior, entropy, counts)
-        arrays._lay(*borders, ("boundary", "interior"))
-        arrays._lay(*scored, ("nll", "boundary", "interior", "entropy"))
-        windows, _ = scored
-        scatter_to_tokens(windows, [w.context_lengths() for w in windows], arrays.context_length)
-        return arrays
-
-    def _lay(
-        self, windows: Sequence[Window], columns: Sequence[Columns], names: Sequence[str]
-    ) -> None:
+    Args:
+        scored, borders: windows, and the columns of each; of borders only what says whether a word
+            ends there.
+    """
+    space = ("boundary", "interior")
+    spread = {name: np.full(num_tokens + 1, np.nan) for name in ("nll", "entropy", *space)}
+    for names, (windows, columns) in ((space, borders), (spread, scored)):
         for name in names:
             if columns and name in columns[0]:
-                scatter_to_tokens(
-                    windows, [of_window[name] for of_window in columns], getattr(self, name)
-                )
-
-
-def word_offsets(stream: TokenizedText) -> np.ndarray:
-    """Return the characters of each token (N, 2) by which words are assigned.
-
-    A special token that the tokenizer added has none, (-1, -1); of a token across the edge of the
-    scored part the characters before the edge are left out.
-    """
-    offsets = stream.known_offsets.copy()
-    offsets[stream.added] = -1
-    if stream.part is not None:
-        for (first, _), tail in zip(stream.part.targets, stream.part.tails):
-            offsets[first, 0] += len(tail)
-    return offsets
+                scatter_to_tokens(windows, [of_window[name] for of_window in columns], spread[name])
+    windows, _ = scored
+    counts = np.zeros(num_tokens + 1, dtype=np.int64)
+    scatter_to_tokens(windows, [window.context_lengths() for window in windows], counts)
+    return spread | {"context_length": counts}
