@@ -5,11 +5,18 @@ from collections.abc import Sequence
 
 from scipy.special import stdtrit
 
-from perplexity_sliding.views.markup import count, number
-from perplexity_sliding.views.numbers import most_surprising, odds
-from perplexity_sliding.views.surprise import in_bits
-from perplexity_sliding.views.text_box import piece_columns, utf16_length
-from perplexity_sliding.views.tokens import piece_colour, text_segments, token_data
+from perplexity_sliding.views.text import (
+    count,
+    in_bits,
+    most_surprising,
+    number,
+    odds,
+    piece_colour,
+    piece_columns,
+    text_segments,
+    token_data,
+    utf16_length,
+)
 
 from .landmarks import Landmark, doubt, is_foreign, verdict
 from .models import BUNDLED, ROUNDED

@@ -8,7 +8,7 @@ import torch
 
 from perplexity_sliding.errors import wording_of
 from perplexity_sliding.results.totals import ratio_of_perplexities
-from perplexity_sliding.views.markup import count
+from perplexity_sliding.views.text import count
 
 from .intervals import without_thin
 from .limits import Limits, Refused, whole_characters

@@ -1,7 +1,7 @@
 """How much memory helps: the same tokens with windows of several lengths, and with smaller strides."""
 
-from perplexity_sliding.views.curves import context_curve, setting_curve
-from perplexity_sliding.views.markup import escape, number, per_cent
+from perplexity_sliding.views.charts import context_curve, setting_curve
+from perplexity_sliding.views.text import escape, number, per_cent
 
 from .service import Memory
 

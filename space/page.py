@@ -20,8 +20,8 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from perplexity_sliding.views.assets import SCRIPTS, STYLE, joined
-from perplexity_sliding.views.markup import number
+from perplexity_sliding.views.report import SCRIPTS, STYLE, joined
+from perplexity_sliding.views.text import number
 
 from .answers import score_answer
 from .endpoints import add_endpoint, make_compare, make_score, page_calls

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 
 from perplexity_sliding.about import VERSION
-from perplexity_sliding.views.markup import interval_words, number
+from perplexity_sliding.views.text import interval_words, number
 
 from .answers import recipe
 from .calls import python_call, shell_call, space, text_files

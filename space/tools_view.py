@@ -5,8 +5,8 @@ import json
 import math
 from collections.abc import Sequence
 
-from perplexity_sliding.views.markup import change, count, escape, number
-from perplexity_sliding.views.window_picture import KEY, pictured_tokens, window_picture
+from perplexity_sliding.views.charts import KEY, pictured_tokens, window_picture
+from perplexity_sliding.views.text import change, count, escape, number
 
 from .protocols import guide
 from .service import Scored, Sweep

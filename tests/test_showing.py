@@ -18,7 +18,7 @@ from models import make_byte_tokenizer, make_model, make_tokenizer, random_text,
 
 from perplexity_sliding import compute, show, to_frame
 from perplexity_sliding.cli import measuring
-from perplexity_sliding.views.reading import Reading, within
+from perplexity_sliding.views import Reading, within
 from perplexity_sliding.views.report import report
 
 DEMO = str(Path(__file__).resolve().parent.parent / "demo_model")

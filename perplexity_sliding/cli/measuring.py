@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from ..errors import wording_of
 from ..finding import wikitext
-from ..views.reading import SHOWN, Reading, own_perplexities
+from ..views import SHOWN, Reading, own_perplexities
 from .messages import in_options, list_some
 from .options import METRIC_ARGUMENTS, NONE, OF_REFERENCE, WITHOUT_ADAPTER, as_list, stored_options
 from .parts import Part, merge_totals, read_parts

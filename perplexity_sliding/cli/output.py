@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from types import SimpleNamespace
 
-from ..views.replacing import replaced
+from ..views import replaced
 from . import citing, comparing, rows, tables
 from .measuring import Report
 from .messages import harmless, list_some

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, NullLocator
 
-from ..views.replacing import replaced
+from ..views import replaced
 from .comparing import AXES, SETTINGS, bits_per_byte, have_other_tokenizers, label, paired_with
 
 INK, GREY, GRID = "#1f4e79", "#9db4c8", "#e6e6e6"

@@ -10,12 +10,10 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
+from ..views import SHOWN, Reading
 from ..views.comparison import Pair, pair_of
-from ..views.numbers import Surprise, most_surprising, odds
-from ..views.reading import SHOWN, Reading
 from ..views.report import report
-from ..views.surprise import LABELS
-from ..views.tokens import piece_colour, text_segments
+from ..views.text import LABELS, Surprise, most_surprising, odds, piece_colour, text_segments
 from . import citing
 from .measuring import Report
 from .messages import harmless, to_stdout

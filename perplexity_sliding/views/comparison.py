@@ -3,16 +3,24 @@
 import bisect
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from . import Reading
 from .charts import Point, line_chart
-from .markup import count, escape, number, payload
-from .reading import Reading
-from .segments import Segment, cut
-from .surprise import ENDLESS
-from .text_box import detail_box, text_box
-from .tokens import text_segments
+from .text import (
+    ENDLESS,
+    Segment,
+    count,
+    cut,
+    escape,
+    number,
+    payload,
+    signed,
+    text_pair,
+    text_segments,
+)
 
 CHANGE_EDGES = (0.1, 0.5, 2.0)  # bits that a piece of text costs more or less: edges of the colours
 FEWEST = 30  # tokens of a group; a mean over fewer would be noise
@@ -76,29 +84,21 @@ def pair_of(reading: Reading, place: int, names: tuple[str, str]) -> Pair:
         for name, length in zip(names, own_windows)
         if length is not None and length > result["max_length"]
     ]
+    own = None
     if comparison["compared"] == "tokens":
-        of_texts = comparison["reference_perplexities"]
-        has_own = reading.perplexity is not None and place < len(of_texts)
-        own = (of_texts[place], reading.perplexity) if has_own else None
-        return Pair(reading, names, reading.tokens, longer_windows=longer, own=own)
-    scores = result["piece_scores"][place]
-    own = _bits_per_byte(reading.whole, scores)
+        scores, of_texts = reading.tokens, comparison["reference_perplexities"]
+        if reading.perplexity is not None and place < len(of_texts):
+            own = of_texts[place], reading.perplexity
+    else:
+        scores, text = result["piece_scores"][place], reading.whole
+        spans = scores["offsets"]
+        if spans and spans[-1][1] <= len(text):  # else only its beginning is shown
+            bits = sum(len(text[first:end].encode()) for first, end in spans) * math.log(2)
+            own = sum(scores["reference_nll"]) / bits, sum(scores["nll"]) / bits
     return Pair(reading, names, scores, longer_windows=longer, own=own)
 
 
-def _bits_per_byte(text: str, scores: dict) -> tuple[float, float] | None:
-    """Return the bits per byte of pieces of a text, under the reference and under the model."""
-    spans = scores["offsets"]
-    if not spans or spans[-1][1] > len(text):  # only its beginning is shown
-        return None
-    num_bytes = sum(len(text[first:end].encode()) for first, end in spans)
-    sums = (sum(scores[name]) for name in ("reference_nll", "nll"))
-    reference, model = (nats / num_bytes / math.log(2) for nats in sums)
-    return reference, model
-
-
-@dataclass(frozen=True)
-class Change:
+class Change(NamedTuple):
     """One piece of the text under both models.
 
     Attributes:
@@ -123,10 +123,8 @@ class Change:
 
 def comparison_of_all(pair: Pair) -> str:
     """Show the verdict on several texts together, and the numbers."""
-    return (
-        f"<section><h2>All {count(pair.reading.result['num_texts'], 'text')} together</h2>"
-        f'<p class="ps-verdict">{verdict(pair)}</p>{_remarks(pair)}{_table(pair)}</section>'
-    )
+    num_texts = count(pair.reading.result["num_texts"], "text")
+    return f"<section><h2>All {num_texts} together</h2>{_verdict(pair)}{_table(pair)}</section>"
 
 
 def comparison_view(pair: Pair) -> str:
@@ -134,56 +132,33 @@ def comparison_view(pair: Pair) -> str:
 
     For one of several texts compared together, show only its own numbers.
     """
-    segments, text = text_of(pair)
-    changes = measure_changes(pair, segments)
-    by_piece = {change.piece: change for change in changes}
+    segments, text = text_segments(pair.reading)
+    if not pair.by_tokens:
+        segments, text = cut(pair.reading.whole, pair.scores["offsets"]), pair.reading.whole
     pieces = [text[segment.start : segment.end] for segment in segments]
-    by_segment = [by_piece.get(number) for number in range(len(segments))]
+    changes: list[Change | None] = [None] * len(pieces)
+    for own in measure_changes(pair, segments):
+        changes[own.piece] = own
     colours = [
         None if change is None and not piece.strip() else change_colour(change)
-        for change, piece in zip(by_segment, pieces)
+        for change, piece in zip(changes, pieces)
     ]
-    data = {"models": pair.names, "pieces": [_columns(change) for change in by_segment]}
-    return (
-        f'<div class="ps-view" data-view="compare" data-payload={payload(data)}>{_opening(pair)}'
-        f"{_legend(pair.names[0])}"
-        f'<div class="ps-pair">{text_box(pieces, colours, "piece")}'
-        f"{detail_box('what either model made of it')}</div>"
-        f"{'' if pair.is_one_of_several else _table(pair)}{_chart(pair)}</div>"
+    columns: list[list | None] = []  # bits under both models, divergence, most likely tokens
+    for change in changes:
+        if change is None:
+            columns.append(None)
+            continue
+        bits = [round(min(bits, ENDLESS), 2) for bits in (change.bits, change.reference_bits)]
+        more = [] if change.kl is None else [float(f"{min(change.kl, ENDLESS):.3g}"), *change.tops]
+        columns.append(bits + more)
+    data = {"models": pair.names, "pieces": columns}
+    head, table = (
+        (_own_numbers(pair), "") if pair.is_one_of_several else (_verdict(pair), _table(pair))
     )
-
-
-def _opening(pair: Pair) -> str:
-    """Write the heading of a text: its verdict, or its own numbers if the verdict is for several texts."""
-    if not pair.is_one_of_several:
-        return f'<p class="ps-verdict">{verdict(pair)}</p>{_remarks(pair)}'
-    if pair.own is None:
-        return ""
-    before, after = pair.own
-    model, reference = pair.names
-    what = "perplexity" if pair.by_tokens else "bits per byte"
-    changed = _percent_of(before, after)
     return (
-        f'<p class="ps-own">This text: {what} {number(after)} with <b>{escape(model)}</b>, '
-        f"{number(before)} with <b>{escape(reference)}</b>{escape(changed)}.</p>"
-    )
-
-
-def _percent_of(before: float, after: float) -> str:
-    """Write a change as ", 2.9 % lower"; return "" if it is undefined."""
-    if not (math.isfinite(before) and math.isfinite(after) and before > 0):
-        return ""
-    share = 100 * (after / before - 1)
-    return f", {abs(share):.3g} % {'higher' if share >= 0 else 'lower'}"
-
-
-def verdict(pair: Pair) -> str:
-    """Write the metric's sentence with the models' names."""
-    names = {"model": pair.names[0], "reference": pair.names[1]}
-    words = re.split(r"\b[Tt]he (model|reference)\b", pair.comparison["summary"])
-    return "".join(
-        f"<b>{escape(names[word])}</b>" if place % 2 else escape(word)
-        for place, word in enumerate(words)
+        f'<div class="ps-view" data-view="compare" data-payload={payload(data)}>{head}'
+        f"{_legend(pair.names[0])}{text_pair(pieces, colours, 'piece', 'what either model made of it')}"
+        f"{table}{_chart(pair)}</div>"
     )
 
 
@@ -216,129 +191,33 @@ def change_colour(change: Change | None) -> str:
     return f"{'v' if change.change > 0 else 'w'}{step}" if step else ""
 
 
-def text_of(pair: Pair) -> tuple[list[Segment], str]:
-    """Return the segments on which both models are compared, and their text."""
-    if pair.by_tokens:
-        return text_segments(pair.reading)
-    return cut(pair.reading.whole, pair.scores["offsets"]), pair.reading.whole
-
-
-def _columns(change: Change | None) -> list | None:
-    """Return the data of the script: bits under both models, divergence, most likely tokens."""
-    if change is None:
-        return None
-    bits = [round(min(bits, ENDLESS), 2) for bits in (change.bits, change.reference_bits)]
-    if change.kl is None:
-        return bits
-    return [*bits, float(f"{min(change.kl, ENDLESS):.3g}"), *change.tops]
-
-
-def _table(pair: Pair) -> str:
+def _own_numbers(pair: Pair) -> str:
+    """Write what one of several texts costs by itself, and the change if it is defined."""
+    if pair.own is None:
+        return ""
+    before, after = pair.own
     model, reference = map(escape, pair.names)
-    rows = _token_rows(pair) if pair.by_tokens else _byte_rows(pair)
-    body = "".join(f"<tr><th scope='row'>{name}</th>{_cells(cells)}</tr>" for name, *cells in rows)
+    what = "perplexity" if pair.by_tokens else "bits per byte"
+    changed = ""
+    if math.isfinite(before) and math.isfinite(after) and before > 0:
+        share = 100 * (after / before - 1)
+        changed = f", {abs(share):.3g} % {'higher' if share >= 0 else 'lower'}"
     return (
-        '<table class="ps-table ps-compared"><thead><tr><th scope="col"></th>'
-        f'<th scope="col">{reference}<small>the reference</small></th><th scope="col">{model}</th>'
-        '<th scope="col">Change<small>95 % interval</small></th></tr></thead>'
-        f"<tbody>{body}</tbody></table>"
+        f'<p class="ps-own">This text: {what} {number(after)} with <b>{model}</b>, '
+        f"{number(before)} with <b>{reference}</b>{changed}.</p>"
     )
 
 
-def _cells(cells: Sequence[str]) -> str:
-    """Write the cells of a row; a value of both models spans all of them."""
-    *of_models, change = cells
-    span = "" if of_models else ' colspan="3"'
-    return "".join(f"<td>{cell}</td>" for cell in of_models) + f"<td{span}>{change}</td>"
-
-
-def _token_rows(pair: Pair) -> list[tuple[str, ...]]:
+def _verdict(pair: Pair) -> str:
+    """Write the metric's sentence with the models' names, and what is needed to interpret the numbers."""
     comparison = pair.comparison
-    return [
-        (
-            "Perplexity<small>lower is better</small>",
-            number(comparison["reference_perplexity"]),
-            number(pair.reading.result["perplexity"]),
-            _ratio(comparison["perplexity_ratio"]),
-        ),
-        (
-            "Right next token<small>the likeliest one is the text's</small>",
-            f"{100 * comparison['reference_accuracy']:.1f} %",
-            f"{100 * comparison['accuracy']:.1f} %",
-            _points(comparison["accuracy_change"], comparison["accuracy_change_interval"])
-            + f"<small>{100 * comparison['right_to_wrong']:.1f} % lost, "
-            f"{100 * comparison['wrong_to_right']:.1f} % won</small>",
-        ),
-        *(_divergence_rows(comparison) if pair.has_divergence else ()),
-        (
-            "Same next token",
-            (
-                f"up to {100 * comparison['token_agreement']:.1f} % if sampled, "
-                if pair.has_divergence
-                else ""
-            )
-            + f"{100 * comparison['same_top']:.1f} % if the likeliest is taken",
-        ),
-    ]
-
-
-def _divergence_rows(comparison: dict) -> list[tuple[str, ...]]:
-    points = comparison["kl_percentiles"]
-    return [
-        (
-            "KL divergence<small>how much predictions change, for better or worse</small>",
-            f"{number(comparison['kl'])} nats a token{_within(comparison['kl_interval'], number)}"
-            f"<small>half of all tokens below {number(points['50'], 3)}, the largest "
-            f"{number(points['100'], 3)}</small>",
-        )
-    ]
-
-
-def _byte_rows(pair: Pair) -> list[tuple[str, ...]]:
-    comparison = pair.comparison
-    change, interval = (
-        comparison["bits_per_byte_change"],
-        comparison["bits_per_byte_change_interval"],
+    names = {"model": pair.names[0], "reference": pair.names[1]}
+    words = re.split(r"\b[Tt]he (model|reference)\b", comparison["summary"])
+    sentence = "".join(
+        f"<b>{escape(names[word])}</b>" if place % 2 else escape(word)
+        for place, word in enumerate(words)
     )
-    return [
-        (
-            "Bits per byte<small>lower is better</small>",
-            number(comparison["reference_bits_per_byte"]),
-            number(comparison["bits_per_byte"]),
-            f"{_signed(change)}{_within(interval, _signed)}",
-        )
-    ]
-
-
-def _ratio(ratio: dict) -> str:
-    if ratio["ratio"] is None:
-        return "none can be given"
-    return f"× {ratio['ratio']:.4f}{_within(ratio['interval'], lambda bound: f'× {bound:.4f}')}"
-
-
-def _points(change: float, interval: Sequence[float] | None) -> str:
-    def said(share: float) -> str:
-        return f"{100 * share:+.2f}".replace("-", "−")
-
-    return f"{said(change)} points{_within(interval, said)}"
-
-
-def _signed(bits: float) -> str:
-    return f"{bits:+.4f}".replace("-", "−")
-
-
-def _within(interval: Sequence[float] | None, write) -> str:
-    """Write an interval in small type, or that there is none."""
-    if interval is None:
-        return "<small>not enough text for an interval</small>"
-    low, high = map(write, interval)
-    return f"<small>{low} to {high}</small>"
-
-
-def _remarks(pair: Pair) -> str:
-    """Write the notes that a reader needs to interpret the numbers."""
-    comparison, window = pair.comparison, pair.reading.window
-    said = [f"Both read {count(window, 'token')} at a time."]
+    said = [f"Both read {count(pair.reading.window, 'token')} at a time."]
     said += [f"{name} could read up to {longest:,}." for name, longest in pair.longer_windows]
     if not pair.by_tokens:
         said.append(
@@ -347,17 +226,94 @@ def _remarks(pair: Pair) -> str:
             "predictions cannot be compared token by token."
         )
     if comparison["interval_sample"]:
-        scope, sample = comparison["interval_scope"], comparison["interval_sample"]
-        is_over_texts = scope == "over texts"
-        beyond = "" if is_over_texts else ": other texts may differ by more"
-        said.append(f"Intervals are {scope}, from {sample}{beyond}.")
+        scope = comparison["interval_scope"]
+        beyond = "" if scope == "over texts" else ": other texts may differ by more"
+        said.append(f"Intervals are {scope}, from {comparison['interval_sample']}{beyond}.")
     if pair.has_divergence and comparison["num_infinite_kl"]:
         said.append(
             f"{count(comparison['num_infinite_kl'], 'token')} have an infinite divergence: the model rules out "
             "what the reference does not."
         )
     said += [pair.remark] if pair.remark else []
-    return f'<p class="ps-note">{escape(" ".join(said))}</p>'
+    return f'<p class="ps-verdict">{sentence}</p><p class="ps-note">{escape(" ".join(said))}</p>'
+
+
+def _table(pair: Pair) -> str:
+    model, reference = map(escape, pair.names)
+    body = ""
+    for name, *of_models, change in _rows(pair):
+        cells = "".join(f"<td>{cell}</td>" for cell in of_models)
+        span = "" if of_models else ' colspan="3"'  # a value of both models
+        body += f"<tr><th scope='row'>{name}</th>{cells}<td{span}>{change}</td></tr>"
+    return (
+        '<table class="ps-table ps-compared"><thead><tr><th scope="col"></th>'
+        f'<th scope="col">{reference}<small>the reference</small></th><th scope="col">{model}</th>'
+        '<th scope="col">Change<small>95 % interval</small></th></tr></thead>'
+        f"<tbody>{body}</tbody></table>"
+    )
+
+
+def _rows(pair: Pair) -> list[tuple[str, ...]]:
+    """Return rows of a name, the values of reference and model if each has one, and the change."""
+    comparison = pair.comparison
+
+    def share(name: str) -> str:
+        return f"{100 * comparison[name]:.1f} %"
+
+    def points(value: float) -> str:
+        return signed(100 * value, 2)
+
+    if not pair.by_tokens:
+        change, interval = (comparison[f"bits_per_byte_change{end}"] for end in ("", "_interval"))
+        return [
+            (
+                "Bits per byte<small>lower is better</small>",
+                number(comparison["reference_bits_per_byte"]),
+                number(comparison["bits_per_byte"]),
+                signed(change, 4) + _within(interval, lambda bits: signed(bits, 4)),
+            )
+        ]
+    ratio = comparison["perplexity_ratio"]
+    rows = [
+        (
+            "Perplexity<small>lower is better</small>",
+            number(comparison["reference_perplexity"]),
+            number(pair.reading.result["perplexity"]),
+            "none can be given"
+            if ratio["ratio"] is None
+            else f"× {ratio['ratio']:.4f}"
+            + _within(ratio["interval"], lambda bound: f"× {bound:.4f}"),
+        ),
+        (
+            "Right next token<small>the likeliest one is the text's</small>",
+            share("reference_accuracy"),
+            share("accuracy"),
+            f"{points(comparison['accuracy_change'])} points"
+            f"{_within(comparison['accuracy_change_interval'], points)}"
+            f"<small>{share('right_to_wrong')} lost, {share('wrong_to_right')} won</small>",
+        ),
+    ]
+    sampled = ""
+    if pair.has_divergence:
+        largest = comparison["kl_percentiles"]
+        rows.append(
+            (
+                "KL divergence<small>how much predictions change, for better or worse</small>",
+                f"{number(comparison['kl'])} nats a token{_within(comparison['kl_interval'], number)}"
+                f"<small>half of all tokens below {number(largest['50'], 3)}, the largest "
+                f"{number(largest['100'], 3)}</small>",
+            )
+        )
+        sampled = f"up to {share('token_agreement')} if sampled, "
+    return [*rows, ("Same next token", f"{sampled}{share('same_top')} if the likeliest is taken")]
+
+
+def _within(interval: Sequence[float] | None, write: Callable[[float], str]) -> str:
+    """Write an interval in small type, or that there is none."""
+    if interval is None:
+        return "<small>not enough text for an interval</small>"
+    low, high = map(write, interval)
+    return f"<small>{low} to {high}</small>"
 
 
 def _legend(model: str) -> str:
@@ -376,36 +332,19 @@ def _legend(model: str) -> str:
 
 
 def _chart(pair: Pair) -> str:
-    """Chart the change of the perplexity by the length of the context, where that is known."""
-    groups = [
-        group
-        for group in pair.by_context
-        if group["low"] and group["num_tokens"] >= FEWEST and group["log_ratio_interval"]
-    ]
-    if not pair.by_tokens or len(groups) < 2:
+    """Chart the change of the perplexity in per cent by the length of the context, where that is known."""
+    points = []
+    for group in pair.by_context:
+        low, high, interval = group["low"], group["high"], group["log_ratio_interval"]
+        if not (low and group["num_tokens"] >= FEWEST and interval):
+            continue
+        change, *bounds = (100 * math.expm1(nats) for nats in (group["log_ratio"], *interval))
+        span = count(low, "token") if low == high else f"{low:,}–{high:,} tokens"
+        said, *ends = (signed(value, 2) for value in (change, *bounds))
+        words = f"{span} of context: {said} % (95 % interval {' to '.join(ends)} %)"
+        points.append(Point(low, change, f"{low:,}", words, bounds))
+    if not pair.by_tokens or len(points) < 2:
         return ""
     title = f"Perplexity of {pair.names[0]}, change in %"
-    chart = line_chart([_change_point(group) for group in groups], CONTEXT_AXIS, title, base=0)
+    chart = line_chart(points, CONTEXT_AXIS, title, base=0)
     return f'{chart}<p class="ps-note">Bars are 95 % intervals.</p>'
-
-
-def _change_point(group: dict) -> Point:
-    change, interval = _per_cent(group["log_ratio"]), group["log_ratio_interval"]
-    low, high = bounds = [_per_cent(bound) for bound in interval]
-    words = f"{_span(group)}: {_sign(change)} % (95 % interval {_sign(low)} to {_sign(high)} %)"
-    return Point(group["low"], change, f"{group['low']:,}", words, bounds)
-
-
-def _per_cent(log_ratio: float) -> float:
-    """Convert a mean change in nats to a change of perplexity in per cent."""
-    return 100 * math.expm1(log_ratio)
-
-
-def _sign(per_cent: float) -> str:
-    return f"{per_cent:+.2f}".replace("-", "−")
-
-
-def _span(group: dict) -> str:
-    low, high = group["low"], group["high"]
-    span = count(low, "token") if low == high else f"{low:,}–{high:,} tokens"
-    return f"{span} of context"

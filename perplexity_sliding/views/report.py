@@ -1,20 +1,44 @@
 """Report: the results for some texts as one self-contained HTML file."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from ..digests import describe_probe
-from .assets import HERE, SCRIPTS, STYLE, joined
+from . import Reading
+from .charts import (
+    KEY,
+    NAMES,
+    STRIDE,
+    WINDOW,
+    context_curve,
+    pictured_tokens,
+    setting_curve,
+    window_picture,
+)
 from .comparison import Pair, comparison_of_all, comparison_view
-from .curves import NAMES, STRIDE, WINDOW, context_curve, setting_curve
-from .markup import change, count, escape, number, payload
-from .numbers import FEWEST, TOO_SHORT, meaning, story
-from .reading import Reading
-from .text_box import detail_box, text_box
-from .tokens import piece_colour, surprise_legend, text_segments, token_data
-from .window_picture import KEY, pictured_tokens, window_picture
+from .text import (
+    bits_colour,
+    change,
+    count,
+    escape,
+    most_surprising,
+    number,
+    odds,
+    payload,
+    piece_colour,
+    surprise_legend,
+    text_pair,
+    text_segments,
+    token_data,
+)
 
+# Not the file: in the cache of the Hub it is a link to a file elsewhere.
+HERE = Path(__file__).parent.resolve()
+STYLE = HERE / "pieces.css"
+# A page with views must include these before its own.
+SCRIPTS = tuple(HERE / name for name in ("base.js", "text.js", "tell.js", "pairs.js"))
 # Nothing is fetched, whatever a text or a name may have smuggled in.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 PAGE = """\
@@ -36,17 +60,11 @@ PAGE = """\
 </html>
 """
 SETTINGS = {"protocol": "Protocol", WINDOW: "Window", STRIDE: "Stride"}
-
-
-def page(title: str, sections: Iterable[str]) -> str:
-    """Write sections to one self-contained file."""
-    return PAGE.format(
-        policy=POLICY,
-        title=escape(title),
-        style=joined((STYLE, HERE / "report.css")),
-        script=joined((*SCRIPTS, HERE / "report.js")),
-        body="\n".join(section for section in sections if section),
-    )
+FEWEST = 20  # tokens; a perplexity of fewer says more of chance than of the text
+TOO_SHORT = (
+    f"Too short for a perplexity: over fewer than {FEWEST} tokens it says more about chance than about "
+    "the text."
+)
 
 
 def report(
@@ -66,79 +84,77 @@ def report(
         command: the command that reproduces it.
         notes: remarks that a reader needs with the number.
     """
-    model = escape(_model(readings, pairs))
-    named = map(_with_number, readings) if result["num_texts"] > 1 else readings
-    return page(
-        f"Perplexity {number(result['perplexity'])}",
-        [
-            headline(result, model, notes),
-            measurements(result.get("measurements", ())),
-            *_each(named, reading_view),
-            comparison_of_all(pairs[0]) if pairs and pairs[0].is_one_of_several else "",
-            *map(_comparison, pairs),
-            contexts(result.get("by_context_length")),
-            repeat(result, citation, command),
-        ],
+    model = pairs[0].names[0] if pairs else readings[0].model if readings else "the model"
+    if result["num_texts"] > 1:
+        readings = [_with_perplexity(reading) for reading in readings]
+    sections = [
+        headline(result, escape(model), notes),
+        measurements(result.get("measurements", ())),
+        *(reading_view(reading, place) for place, reading in enumerate(readings, 1)),
+        comparison_of_all(pairs[0]) if pairs and pairs[0].is_one_of_several else "",
+        *(f"{_title(pair.reading)}{comparison_view(pair)}" for pair in pairs),
+        contexts(result.get("by_context_length")),
+        repeat(result, citation, command),
+    ]
+    return PAGE.format(
+        policy=POLICY,
+        title=f"Perplexity {number(result['perplexity'])}",
+        style=joined((STYLE, HERE / "report.css")),
+        script=joined((*SCRIPTS, HERE / "report.js")),
+        body="\n".join(section for section in sections if section),
     )
 
 
-def _model(readings: Sequence[Reading], pairs: Sequence[Pair]) -> str:
-    return pairs[0].names[0] if pairs else readings[0].model if readings else "the model"
+def joined(paths: Iterable[Path]) -> str:
+    """Read files one after the other."""
+    return "\n".join(path.read_text(encoding="utf-8") for path in paths)
 
 
-def _with_number(reading: Reading) -> Reading:
-    """Add a text's own perplexity to its name."""
+def _with_perplexity(reading: Reading) -> Reading:
     if reading.perplexity is None:
         return reading
     return replace(reading, name=f"{reading.name}: {number(reading.perplexity)}")
 
 
-def _each(shown: Iterable, write: Callable[..., str]) -> Iterator[str]:
-    """Write each text with a number, so that its pieces can be referenced."""
-    return (write(one, place) for place, one in enumerate(shown, 1))
+def _title(reading: Reading) -> str:
+    return f"<h2><bdi>{escape(reading.name)}</bdi></h2>" if reading.name else ""
 
 
 def headline(result: dict, model: str, notes: Sequence[str]) -> str:
-    """Write the number in words, its interval and its settings."""
-    said = "".join(f'<p class="ps-note">{escape(note)}</p>' for note in notes)
-    recipe = f'<p class="ps-recipe">{escape(" · ".join(_recipe(result)))}</p>'
-    if _is_short(result):
-        return (
-            f"<header><h1>{count(result['num_tokens'], 'token')} scored by <bdi>{model}</bdi></h1>"
-            f"<p>{TOO_SHORT}</p>{recipe}{said}</header>"
-        )
-    return (
-        f"<header><h1>Perplexity for <bdi>{model}</bdi></h1>"
-        f'<p class="ps-big">{number(result["perplexity"])}</p>'
-        f"<p>{meaning(result['perplexity'], None)} Lower is better.</p>"
-        f'<p class="ps-interval">{_interval(result)}</p>{recipe}{said}</header>'
-    )
-
-
-def _is_short(result: dict) -> bool:
-    """Return whether there are too few tokens for a meaningful number."""
-    return result["num_tokens"] < FEWEST
-
-
-def _interval(result: dict) -> str:
-    interval = result["perplexity_interval"]
-    if interval is None:
-        return "No interval: not enough text to estimate how far another part would differ."
-    low, high = map(number, interval)
-    return f"95 % interval {result['interval_scope']} {low} to {high}."
-
-
-def _recipe(result: dict) -> list[str]:
-    """List the settings of the number, without which it cannot be cited."""
-    stride = result["stride"]
-    return [
+    """Write the number in words, its interval, and the settings without which it cannot be cited."""
+    is_short = result["num_tokens"] < FEWEST
+    recipe = [
         count(result["num_texts"], "text"),
         f"{count(result['num_tokens'], 'token')} scored",
         f"protocol {result['protocol']}",
         f"window {result['max_length']:,}",
-        *([] if stride is None else [f"stride {stride:,}"]),
-        *([] if _is_short(result) else [_bits(result)]),
+        *([] if result["stride"] is None else [f"stride {result['stride']:,}"]),
+        *([] if is_short else [_bits(result)]),
     ]
+    said = f'<p class="ps-recipe">{escape(" · ".join(recipe))}</p>'
+    said += "".join(f'<p class="ps-note">{escape(note)}</p>' for note in notes)
+    if is_short:
+        return (
+            f"<header><h1>{count(result['num_tokens'], 'token')} scored by <bdi>{model}</bdi></h1>"
+            f"<p>{TOO_SHORT}</p>{said}</header>"
+        )
+    interval = "No interval: not enough text to estimate how far another part would differ."
+    if result["perplexity_interval"] is not None:
+        low, high = map(number, result["perplexity_interval"])
+        interval = f"95 % interval {result['interval_scope']} {low} to {high}."
+    perplexity = number(result["perplexity"])
+    meaning = (
+        f"The model was as unsure as if it had to pick each next token from <b>{perplexity}</b> "
+        "equally likely ones."
+    )
+    if result["perplexity"] == math.inf:
+        meaning = "The model gave part of this text zero probability."
+    return (
+        f"<header><h1>Perplexity for <bdi>{model}</bdi></h1>"
+        f'<p class="ps-big">{perplexity}</p>'
+        f"<p>{meaning} Lower is better.</p>"
+        f'<p class="ps-interval">{interval}</p>{said}</header>'
+    )
 
 
 def _bits(result: dict) -> str:
@@ -149,19 +165,37 @@ def _bits(result: dict) -> str:
 
 
 def reading_view(reading: Reading, place: int) -> str:
-    """Show a text coloured by the surprisal of its tokens, their panel, and its windows."""
+    """Show a text coloured by the surprisal of its tokens, their panel, and its windows.
+
+    Args:
+        place: number of the text in the report, from 1, by which its pieces are referenced.
+    """
     segments, text = text_segments(reading)
     pieces = [text[segment.start : segment.end] for segment in segments]
     nll = reading.tokens["nll"]
     colours = [piece_colour(nll, segment, piece) for segment, piece in zip(segments, pieces)]
     data = token_data(reading, segments)
-    title = f"<h2><bdi>{escape(reading.name)}</bdi></h2>" if reading.name else ""
     legend = f'<div class="ps-legend"><ul>{surprise_legend()}</ul></div>' if place == 1 else ""
     return (
-        f'{title}<section class="ps-view" id="text-{place}" data-view="reading" data-payload={payload(data)}>'
-        f"{story(reading)}{legend}"
-        f'<div class="ps-pair">{text_box(pieces, colours, "token")}'
-        f"{detail_box('what the model expected there')}</div>{_windows(reading)}</section>"
+        f'{_title(reading)}<section class="ps-view" id="text-{place}" data-view="reading" '
+        f"data-payload={payload(data)}>{_story(reading)}{legend}"
+        f"{text_pair(pieces, colours, 'token', 'what the model expected there')}"
+        f"{_windows(reading)}</section>"
+    )
+
+
+def _story(reading: Reading) -> str:
+    """Write the most surprising word, its probability and the expected token."""
+    worst = next(iter(most_surprising(reading, 1)), None)
+    if worst is None:
+        return ""
+    expected = ""
+    if worst.expected:
+        expected = f" The model expected “<em>{escape(worst.expected[0])}</em>”."
+    return (
+        '<p class="ps-story">Most surprising word: <button type="button" class="ps-word" '
+        f'data-piece="{worst.piece}"><span class="{bits_colour(worst.nll / math.log(2))}">'
+        f"{escape(worst.word)}</span></button>, {odds(worst.nll)}.{expected}</p>"
     )
 
 
@@ -180,19 +214,24 @@ def _windows(reading: Reading) -> str:
     )
 
 
-def _comparison(pair: Pair) -> str:
-    title = f"<h2><bdi>{escape(pair.reading.name)}</bdi></h2>" if pair.reading.name else ""
-    return f"{title}{comparison_view(pair)}"
-
-
 def measurements(results: Sequence[dict]) -> str:
     """Tabulate the results of several settings, with a curve if one number varies."""
     if not results:
         return ""
     good = [result for result in results if "error" not in result]
     varying = [key for key in SETTINGS if len({str(result.get(key)) for result in results}) > 1]
+    rows = ""
+    for result in results:
+        cells = "".join(f"<td>{escape(result.get(key, '–'))}</td>" for key in varying)
+        if "error" in result:
+            cells += f'<td colspan="3" class="ps-none">{escape(result["error"])}</td>'
+        else:
+            ratio = result.get("ratio_to_first")
+            changed = change(ratio) if ratio and ratio["ratio"] is not None else ""
+            bits = _bits(result).removesuffix(" bits per byte")
+            cells += f"<td>{number(result['perplexity'])}</td><td>{changed}</td><td>{bits}</td>"
+        rows += f"<tr>{cells}</tr>"
     names = "".join(f'<th scope="col">{SETTINGS[key]}</th>' for key in varying)
-    rows = "".join(_row(result, varying) for result in results)
     table = (
         f'<table class="ps-table"><thead><tr>{names}<th scope="col">Perplexity</th>'
         '<th scope="col">Change<small>against the first, 95 % interval</small></th>'
@@ -202,18 +241,6 @@ def measurements(results: Sequence[dict]) -> str:
     is_finite = all(math.isfinite(result["perplexity"]) for result in good)
     curve = setting_curve(good, varying[0]) if drawn and is_finite else ""
     return f"<section><h2>Effect of the setting</h2>{curve}{table}</section>"
-
-
-def _row(result: dict, varying: Sequence[str]) -> str:
-    cells = "".join(f"<td>{escape(result.get(key, '–'))}</td>" for key in varying)
-    if "error" in result:
-        return f'<tr>{cells}<td colspan="3" class="ps-none">{escape(result["error"])}</td></tr>'
-    ratio = result.get("ratio_to_first")
-    changed = change(ratio) if ratio and ratio["ratio"] is not None else ""
-    return (
-        f"<tr>{cells}<td>{number(result['perplexity'])}</td><td>{changed}</td>"
-        f"<td>{_bits(result).removesuffix(' bits per byte')}</td></tr>"
-    )
 
 
 def contexts(rows: Sequence[dict] | None) -> str:

@@ -6,11 +6,10 @@ from ast import literal_eval
 from collections.abc import Sequence
 
 from ..digests import TextsDigest
-from .comparison import Pair, pair_of
-from .markup import escape
-from .reading import SHOWN, Reading, own_perplexities, within
-from .replacing import replaced
+from . import SHOWN, Reading, own_perplexities, replaced, within
+from .comparison import pair_of
 from .report import report
+from .text import escape
 
 HEIGHT = 720  # pixels that a notebook gives to it
 
@@ -63,25 +62,20 @@ def show(
             "return_token_scores=True, num_alternatives=5."
         )
     wholes, begins = texts_as_read(results, scores, texts, contexts, context_separator)
-    own = own_perplexities(results, len(wholes))
+    names = [f"Text {number}" for number in range(1, len(wholes) + 1)] if len(wholes) > 1 else [""]
+    model, own = results["model_name"], own_perplexities(results, len(wholes))
     readings = [
-        Reading(
-            whole,
-            tokens,
-            results,
-            results["model_name"],
-            begin,
-            _name(number, len(wholes)),
-            perplexity,
-        )
-        for number, (whole, tokens, begin, perplexity) in enumerate(
-            zip(wholes, scores, begins, own), 1
-        )
+        Reading(whole, tokens, results, model, begin, name, perplexity)
+        for whole, tokens, begin, name, perplexity in zip(wholes, scores, begins, names, own)
     ]
-    notes = []
+    readings, pairs, notes = list(within(readings)), [], []
     if sum(map(len, wholes)) > SHOWN:
         notes.append(f"The numbers are of all texts; the first {SHOWN:,} characters are shown.")
-    return Shown(report(results, *_split(list(within(readings)), results), notes=notes))
+    if "comparison" in results:
+        models = (model, results["comparison"].get("reference") or "the reference")
+        pairs = [pair_of(reading, place, models) for place, reading in enumerate(readings)]
+        readings = []
+    return Shown(report(results, readings, pairs, notes=notes))
 
 
 def texts_as_read(
@@ -93,6 +87,8 @@ def texts_as_read(
 ) -> tuple[list[str], list[int]]:
     """Return the scored texts as the model read them, and the offset at which each begins.
 
+    Those are chats as they were written, texts after their contexts, or joined texts.
+
     Args:
         scores: `token_scores` or `word_scores` of the results.
 
@@ -100,48 +96,24 @@ def texts_as_read(
         ValueError: the results are of other texts.
     """
     texts = [texts] if isinstance(texts, str) else list(texts)
-    wholes = _as_read(results, texts, contexts, context_separator)
-    _check(results, texts, wholes, scores)
-    if contexts is None:
-        return wholes, [0] * len(wholes)
-    return wholes, [len(whole) - len(text) for whole, text in zip(wholes, texts)]
-
-
-def _as_read(
-    results: dict, texts: list[str], contexts: str | Sequence[str] | None, separator: str
-) -> list[str]:
-    """Return the scored texts: chats as written, texts after their contexts, or joined texts."""
+    wholes = texts
     if "chats_as_written" in results:
-        return results["chats_as_written"]
-    if contexts is not None:
+        wholes = results["chats_as_written"]
+    elif contexts is not None:
         before = [contexts] * len(texts) if isinstance(contexts, str) else contexts
-        return [
-            context + (separator if context else "") + text for context, text in zip(before, texts)
+        wholes = [
+            context + (context_separator if context else "") + text
+            for context, text in zip(before, texts)
         ]
-    join = _join(results["signature"])
-    return texts if join is None else [join.join(texts)]
-
-
-def _join(signature: str) -> str | None:
-    """Read the separator of joined texts from the signature: None, tokens (""), or a string."""
-    field = re.search(r"\|join:([^|]*)", signature)
-    value = "None" if field is None else field[1].encode("ascii").decode("unicode_escape")
-    return (
-        {"None": None, "tokens": ""}[value] if value in ("None", "tokens") else literal_eval(value)
-    )
-
-
-def _check(results: dict, texts: list[str], wholes: list[str], scores: list[dict]) -> None:
-    """Refuse texts that do not match the results."""
+    elif (join := _join(results["signature"])) is not None:
+        wholes = [join.join(texts)]
     if len(scores) != len(wholes):
         raise ValueError(
             f"`texts` must be as many as `results` has scores of, {len(scores)}, got {len(wholes)}."
         )
     # The digest of texts that are scored in part is one of their parts too.
-    if (
-        "num_context_tokens" not in results
-        and str(TextsDigest.of(texts)) != results["texts_digest"]
-    ):
+    is_whole = "num_context_tokens" not in results
+    if is_whole and str(TextsDigest.of(texts)) != results["texts_digest"]:
         raise ValueError(
             "`texts` must be the ones that `results` are of, in their order: these have another digest."
         )
@@ -152,15 +124,16 @@ def _check(results: dict, texts: list[str], wholes: list[str], scores: list[dict
                 "`texts` must be the ones that `results` are of, with the `contexts` that were read before "
                 f"them: tokens reach to character {max(ends)}, but there are {len(whole)}."
             )
+    begins = [0] * len(wholes)
+    if contexts is not None:
+        begins = [len(whole) - len(text) for whole, text in zip(wholes, texts)]
+    return wholes, begins
 
 
-def _name(number: int, of: int) -> str:
-    return f"Text {number}" if of > 1 else ""
-
-
-def _split(readings: list[Reading], results: dict) -> tuple[list[Reading], list[Pair]]:
-    """Return the readings of one model, or pairs of readings of two models."""
-    if "comparison" not in results:
-        return readings, []
-    names = (results["model_name"], results["comparison"].get("reference") or "the reference")
-    return [], [pair_of(reading, place, names) for place, reading in enumerate(readings)]
+def _join(signature: str) -> str | None:
+    """Read the separator of joined texts from the signature: None, tokens (""), or a string."""
+    field = re.search(r"\|join:([^|]*)", signature)
+    value = "None" if field is None else field[1].encode("ascii").decode("unicode_escape")
+    return (
+        {"None": None, "tokens": ""}[value] if value in ("None", "tokens") else literal_eval(value)
+    )

@@ -9,7 +9,7 @@ from base64 import urlsafe_b64encode
 import pytest
 from visitor import BOX, ActionChains, Keys, Page, emulate, on_line, patched
 
-from perplexity_sliding.views.markup import number
+from perplexity_sliding.views.text import number
 from space.page import OPENING
 
 HOSTILE = "<img src=x onerror=\"window.hacked=1\"> ${window.hacked=2} {{hacked}} <b>bold</b> 'end'"

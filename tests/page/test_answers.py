@@ -8,10 +8,8 @@ import pytest
 from pages import MANY, STORY
 from scipy import stats
 
-from perplexity_sliding.views.markup import number
-from perplexity_sliding.views.numbers import most_surprising, odds
-from perplexity_sliding.views.reading import Reading
-from perplexity_sliding.views.segments import cut
+from perplexity_sliding.views import Reading
+from perplexity_sliding.views.text import cut, most_surprising, number, odds
 from space.answers import averages_tokens, interval_of, recipe, score_answer, text_data, worst_word
 from space.jobs import Job
 from space.landmarks import Landmark

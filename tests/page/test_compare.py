@@ -14,9 +14,7 @@ from perplexity_sliding.views.comparison import (
     comparison_view,
     measure_changes,
 )
-from perplexity_sliding.views.markup import number
-from perplexity_sliding.views.segments import cut
-from perplexity_sliding.views.tokens import text_segments
+from perplexity_sliding.views.text import cut, number, text_segments
 from space.endpoints import compare_summary
 from space.jobs import Job
 from space.limits import Refused

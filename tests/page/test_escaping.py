@@ -3,7 +3,7 @@
 from pages import MANY, OWN_TAGS, Reader
 
 from perplexity_sliding.views.comparison import comparison_view
-from perplexity_sliding.views.markup import escape
+from perplexity_sliding.views.text import escape
 from space.jobs import Job
 from space.memory_view import memory_view
 from space.models import BUNDLED

@@ -9,7 +9,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from models import make_byte_tokenizer, words
 
-from perplexity_sliding.views.segments import cut
+from perplexity_sliding.views.text import cut
 from space.answers import text_data
 from space.jobs import Job
 from space.models import BUNDLED

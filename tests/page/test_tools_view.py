@@ -8,8 +8,8 @@ import pytest
 import regex
 from pages import STORY
 
-from perplexity_sliding.views.markup import escape, number
-from perplexity_sliding.views.window_picture import window_picture
+from perplexity_sliding.views.charts import window_picture
+from perplexity_sliding.views.text import escape, number
 from space.jobs import Job
 from space.models import BUNDLED
 from space.settings import Settings

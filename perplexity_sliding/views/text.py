@@ -1,0 +1,360 @@
+"""A scored text for people: what was read, numbers in words, and pieces with colours and details.
+
+Texts and names are put into HTML by `escape` and `payload` alone.
+"""
+
+import bisect
+import html
+import itertools
+import json
+import math
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import regex
+
+from ..results.words import UNSPACED
+from . import Reading
+
+# Signs that a template engine might act on, beyond those that html.escape knows.
+TEMPLATE_SIGNS = {ord(sign): f"&#{ord(sign)};" for sign in "{}$`"}
+HUGE = 1e9  # from here on, digits are hard to count
+RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+LARGE = {1e12: "trillion", 1e9: "billion"}
+# Lower edges of the colours, in bits, and how likely a token at the edge is.
+EDGES = (0, 1, 3, 6, 10, 15)
+LABELS = ("under 1 bit", "1–3 bits", "3–6 bits", "6–10 bits", "10–15 bits", "over 15 bits")
+ODDS = (
+    "likelier than 1 in 2",
+    "to 1 in 8",
+    "to 1 in 64",
+    "to 1 in 1,000",
+    "to 1 in 33,000",
+    "rarer",
+)
+ENDLESS = 1e9  # JSON has no infinity
+SCRIPT_DIGITS = 6  # the script shows two: rounded twice, 9.4955 bits would be 9.49
+# Probabilities below it are shown as 0: 10 to the 22nd is the largest power that a float has exactly.
+SMALLEST = 1e-20
+LONGEST_WORD = 40  # characters before a piece that are searched for the start of its word
+PLAIN = "plain"  # the class of a piece without a colour
+GAP = "-"  # class of text that is shown but cannot be selected
+
+
+# --- HTML and numbers -----------------------------------------------------------------------------
+
+
+def escape(text: object) -> str:
+    """Make text safe between tags and inside quoted attributes."""
+    return html.escape(str(text), quote=True).translate(TEMPLATE_SIGNS)
+
+
+def payload(data: object) -> str:
+    """Write JSON as the value of a data-attribute, which the page's script reads back.
+
+    In single quotes, because JSON is full of double ones: escaped, they were a third of a long text's.
+    """
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return f"""'{escape(text).replace("&quot;", '"')}'"""
+
+
+def number(value: float, digits: int = 4) -> str:
+    """Write a number for people: grouped thousands, `digits` significant digits, zeros included.
+
+    From a thousand million on, as a power of ten.
+    """
+    if not math.isfinite(value):
+        return "∞" if value == math.inf else str(value)
+    if abs(value) >= HUGE:
+        mantissa, exponent = f"{value:.{digits - 1}e}".split("e+")
+        return f"{mantissa} × 10{str(int(exponent)).translate(RAISED)}"
+    if abs(value) >= 10 ** (digits - 1):
+        return f"{value:,.0f}"
+    return f"{value:#.{digits}g}".rstrip(".")
+
+
+def count(value: int, noun: str) -> str:
+    """Write a count with its noun: `1 window`, `2,000 windows`."""
+    return f"{value:,} {noun}" + ("" if value == 1 else "s")
+
+
+def interval_words(interval: Sequence[float]) -> str:
+    """Write `95 % interval within this text 8.000 to 79.00`: the page scores one text at a time."""
+    low, high = map(number, interval)
+    return f"95 % interval within this text {low} to {high}"
+
+
+def signed(value: float, digits: int) -> str:
+    """Write a number with its sign, a typographic minus included."""
+    return f"{value:+.{digits}f}".replace("-", "−")
+
+
+def per_cent(ratio: float) -> str:
+    """Write a ratio as a change in per cent: 1.02 as "+2.0"."""
+    return signed(100 * (ratio - 1), 1)
+
+
+def change(ratio: dict) -> str:
+    """Write a ratio of perplexities and its paired interval in per cent."""
+    said = f"{per_cent(ratio['ratio'])} %"
+    if ratio["interval"] is None:
+        return said
+    low, high = map(per_cent, ratio["interval"])
+    return f"{said} (95 % interval {low} to {high} %)"
+
+
+def odds(nll: float) -> str:
+    """Write a probability for people: `1 in 53,300`, `1 in 4.4 trillion`."""
+    if math.isinf(nll):
+        return "to which it gave no chance at all"
+    if nll > math.log(1e15):
+        return "less likely than 1 in 1,000 trillion"
+    one_in = math.exp(nll)
+    for size, name in LARGE.items():
+        if one_in >= size:
+            return f"1 in {one_in / size:,.{int(one_in < 10 * size)}f} {name}"
+    digits = max(0, int(math.log10(max(1, one_in))) - 2)
+    return f"1 in {round(one_in, -digits):,.0f}"
+
+
+def in_bits(nll: float) -> float:
+    """Convert nats to bits for the page's script."""
+    return round(nll / math.log(2), SCRIPT_DIGITS) if math.isfinite(nll) else ENDLESS
+
+
+# --- pieces ---------------------------------------------------------------------------------------
+
+
+class Segment(NamedTuple):
+    """A piece of text and its tokens.
+
+    Attributes:
+        start, end: characters of the text, text[start:end].
+        first, last: numbers of its first token and its last; None where no token covers it.
+    """
+
+    start: int
+    end: int
+    first: int | None = None
+    last: int | None = None
+
+
+def cut(text: str, offsets: Sequence[Sequence[int]]) -> list[Segment]:
+    """Split a text into segments, in order and without gaps, that never divide a character.
+
+    Byte-level tokenizers split accents, Chinese characters and emoji into several tokens: those that
+    share a user-perceived character, such as a letter with its accents, are one segment.
+
+    Args:
+        offsets: first and one-past-last character of each token; empty for one that stands for
+            no character, such as a start token.
+    """
+    starts = {match.start() for match in regex.finditer(r"\X", text)} | {len(text)}
+    segments: list[Segment] = []
+    reached = 0
+    for place, (start, end) in enumerate(offsets):
+        if end <= start:
+            continue
+        if segments and (start < reached or (start == reached and start not in starts)):
+            reached = max(reached, end)
+            segments[-1] = segments[-1]._replace(end=reached, last=place)
+            continue
+        if start > reached:
+            segments.append(Segment(reached, start))
+        segments.append(Segment(start, end, place, place))
+        reached = end
+    return segments + ([Segment(reached, len(text))] if reached < len(text) else [])
+
+
+def text_segments(reading: Reading) -> tuple[list[Segment], str]:
+    """Return segments and their text; without offsets, the tokens' names in a row."""
+    offsets = reading.tokens["offsets"]
+    if None not in offsets:
+        return cut(reading.whole, offsets), reading.whole
+    names = [name.replace("▁", " ").replace("Ġ", " ") for name in reading.tokens["tokens"]]
+    ends = itertools.accumulate(map(len, names), initial=0)
+    return cut("".join(names), list(itertools.pairwise(ends))), "".join(names)
+
+
+def token_data(reading: Reading, segments: list[Segment]) -> dict:
+    """Return the data of each token for the script, as columns.
+
+    Windows are [first token read, first scored, one past the last, start token]; segments are first
+    and last token, None without tokens.
+    """
+    tokens = reading.tokens
+    return {
+        "names": [
+            name if offset is None else reading.whole[slice(*offset)]
+            for name, offset in zip(tokens["tokens"], tokens["offsets"])
+        ],
+        "num_context_tokens": reading.num_context_tokens,
+        "bits": [None if nll is None else in_bits(nll) for nll in tokens["nll"]],
+        "rank": tokens.get("rank"),
+        "context": tokens["context_length"],
+        "alternatives": tokens.get("alternatives") and _with_probabilities(tokens["alternatives"]),
+        "segments": [None if s.first is None else [s.first, s.last] for s in segments],
+        "windows": [
+            [w["begin"], w["first"], w["end"], int(w["start_token"])] for w in tokens["windows"]
+        ],
+    }
+
+
+def _with_probabilities(alternatives: list[list | None]) -> list[list | None]:
+    """Return the names of alternatives with their probabilities, to three significant digits.
+
+    Digits of all are rounded at once: to write out and read each takes a third of drawing a report.
+    """
+    values = np.exp([-nll for top in alternatives for _, nll in top or ()])
+    digits = 2 - np.floor(np.log10(np.maximum(values, SMALLEST)))
+    scales = 10.0**digits  # a whole number is divided by it, which gives the nearest float
+    rounded = np.where(values < SMALLEST, 0.0, np.rint(values * scales) / scales)
+    shown = iter(rounded.tolist())
+    return [top and [[name, next(shown)] for name, _ in top] for top in alternatives]
+
+
+def bits_colour(bits: float) -> str:
+    """Return the colour class of a surprisal in bits."""
+    return f"b{max(0, bisect.bisect_right(EDGES, bits) - 1)}"
+
+
+def piece_colour(nll: list[float | None], segment: Segment, piece: str) -> str | None:
+    """Return the colour class of a segment, by the sum of its tokens' surprisal."""
+    if segment.first is None:
+        return "" if piece.strip() else None
+    own = nll[segment.first : segment.last + 1]
+    return "out" if None in own else bits_colour(sum(own) / math.log(2))
+
+
+def surprise_legend() -> str:
+    """Explain the colours of surprise, as entries of a list."""
+    return "".join(
+        f'<li><span class="ps-box b{n}">{label}</span><small>{odds}</small></li>'
+        for n, (label, odds) in enumerate(zip(LABELS, ODDS))
+    )
+
+
+def piece_columns(pieces: Sequence[str], colours: Sequence[str | None]) -> dict:
+    """Return the pieces' lengths as the script counts characters, and their classes."""
+    return {
+        "lengths": [utf16_length(piece) for piece in pieces],
+        "classes": " ".join(GAP if colour is None else colour or PLAIN for colour in colours),
+    }
+
+
+def utf16_length(text: str) -> int:
+    """Count characters as the page's script does."""
+    return len(text.encode("utf-16-le")) // 2
+
+
+def text_pair(pieces: Sequence[str], colours: Sequence[str | None], unit: str, told: str) -> str:
+    """Show a text with selectable pieces, and the box for the details of the selected one.
+
+    The page's script makes elements of those in sight only: tens of thousands would stop a browser
+    that serves a screen reader for many seconds.
+
+    Args:
+        pieces: the pieces of the text, in order.
+        colours: class of each; "" for none, None for text that cannot be selected.
+        unit: name of a piece, such as "token".
+        told: what the details are.
+    """
+    data = {"text": "".join(pieces), **piece_columns(pieces, colours)}
+    label = f"The text, {unit} by {unit}. Arrow keys move from {unit} to {unit}."
+    return (
+        f'<div class="ps-pair"><div class="ps-text" dir="auto" role="listbox" tabindex="0" '
+        f'aria-label="{label}" data-pieces={payload(data)}></div>'
+        '<div class="ps-detail" role="status"><p class="ps-hint">Point at a piece of the text, or move '
+        f"with the arrow keys, to see {told}.</p></div></div>"
+    )
+
+
+# --- surprising words -----------------------------------------------------------------------------
+
+
+class Surprise(NamedTuple):
+    """A word that the model did not expect.
+
+    Attributes:
+        word: as it stands in the text.
+        piece: the number of its most surprising piece among the segments of the text.
+        nll: of the whole word, in nats.
+        nll_per_token: by which words are ordered; by their sums, long words would always come first.
+        expected: how the word was expected to go on at that piece and the nll of that token; None where
+            alternatives weren't asked for.
+    """
+
+    word: str
+    piece: int
+    nll: float
+    nll_per_token: float
+    expected: tuple[str, float] | None
+
+
+def most_surprising(reading: Reading, most: int) -> list[Surprise]:
+    """List the words that surprised most per token, the first first.
+
+    In scripts without spaces, such as Chinese, a word is the tokens that together encode one character.
+    """
+    segments, text = text_segments(reading)
+    words: dict[int, list[int]] = {}
+    for piece, segment in enumerate(segments):
+        if segment.first is not None:
+            words.setdefault(_begin_of_word(text, segment), []).append(piece)
+    found = []
+    for pieces in words.values():
+        own = [
+            reading.tokens["nll"][slice(segments[p].first, segments[p].last + 1)] for p in pieces
+        ]
+        first, last = segments[pieces[0]], segments[pieces[-1]]
+        word = text[first.start : last.end]
+        if any(None in nlls for nlls in own) or not any(map(str.isalpha, word)):
+            continue
+        losses = list(map(sum, own))
+        worst, nll = pieces[losses.index(max(losses))], sum(losses)
+        expected = _expected(reading.tokens, segments[worst], text)
+        per_token = nll / (last.last - first.first + 1)
+        found.append(Surprise(_visible(word), worst, nll, per_token, expected))
+    return sorted(found, key=lambda surprise: -surprise.nll_per_token)[:most]
+
+
+def _begin_of_word(text: str, segment: Segment) -> int:
+    """Find the start of a piece's word; the piece itself in scripts without spaces, such as Chinese."""
+    piece = text[segment.start : segment.end]
+    begin = segment.start + len(piece) - len(piece.lstrip())
+    if not text[begin : segment.end][:1].isalnum() or _is_unspaced(text[begin]):
+        return begin
+    before = _letters_before(text, begin)
+    return begin - (len(before) if len(before) < LONGEST_WORD else 0)
+
+
+def _is_unspaced(character: str) -> bool:
+    return any(script.match(character) for script in UNSPACED)
+
+
+def _letters_before(text: str, at: int) -> str:
+    letters = re.search(r"\w*$", text[max(0, at - LONGEST_WORD) : at])[0]
+    unspaced = [place for place, letter in enumerate(letters) if _is_unspaced(letter)]
+    return letters[unspaced[-1] + 1 :] if unspaced else letters
+
+
+def _expected(tokens: dict, segment: Segment, text: str) -> tuple[str, float] | None:
+    """Return the most likely token instead of a segment; None if it is part of a character.
+
+    Within a word, it is written after the start of the word.
+    """
+    tops = tokens["alternatives"][segment.first] if tokens.get("alternatives") else None
+    if not tops or segment.first != segment.last:
+        return None
+    token, nll = tops[0]
+    if text[segment.start].isalnum() and token[:1].isalnum():
+        begun = _letters_before(text, segment.start)
+        token = f"{begun}{token}…" if begun else token
+    return _visible(token), nll
+
+
+def _visible(piece: str) -> str:
+    """Strip the spaces around a piece; make a piece of only spaces visible."""
+    return piece.strip() or piece.replace("\n", "↵").replace(" ", "·").replace("\t", "⇥")
