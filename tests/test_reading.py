@@ -68,8 +68,8 @@ def test_a_folder_is_its_texts_and_those_of_its_folders(call):
     names = [row["name"] for row in outcome.json["files"]]
     assert names == ["texts/b.txt", "texts/deeper/a.txt"]
     assert num_tokens(outcome) == 60
-    assert "skipped in texts, as links to folders: texts/linked" in outcome.warnings[0]
-    assert "neither of texts nor of tables: texts/picture.png" in outcome.warnings[1]
+    [warning] = outcome.warnings
+    assert "skipped in texts" in warning and "texts/linked, texts/picture.png." in warning
     assert num_tokens(call("texts/*.txt", "--json")) == 20, "a glob that the shell left alone"
 
 
@@ -203,7 +203,11 @@ UNREADABLE = {
     "no text column": ("t.csv", "a,b\n1,2\n", "pass one of a, b as --text-column."),
     "JSON cut short": ("t.jsonl", '{"text": "w5"}\n{"text": "w6}\n', "object 2: Invalid"),
     "no object": ("t.jsonl", '{"text": "w5"}\n3\n', "object 2 must be a JSON object"),
-    "numbers": ("t.jsonl", '{"text": 3}\n', "must have texts in the column 'text', got other"),
+    "numbers": (
+        "t.jsonl",
+        '{"text": 3}\n',
+        "must have a text or a chat in the column 'text', got 3",
+    ),
     "no Parquet": ("t.parquet", "PAR1", "t.parquet could not be read as a table"),
 }
 
@@ -302,7 +306,7 @@ def test_a_dataset_is_read(call, kind):
         assert "pass --dataset data::train:text" in call("data").err
     if kind == "saved splits":
         error = call(f"--dataset={name}::test:text").err
-        assert "the split must be one of train, got 'test'" in error
+        assert "Unknown split" in error and "['train']" in error
 
 
 def test_a_dataset_that_is_not_there_is_refused(call):
@@ -314,39 +318,26 @@ def test_a_dataset_that_is_not_there_is_refused(call):
 
 # ---- mistakes
 
-WIKITEXT = " w5 @-@ w6 , w7 . \n"
 MISTAKES = {
-    "Windows line ends": ("w5 w6\r\nw7\r\n", [], "has Windows line ends (\\r\\n)"),
-    "CSV as prose": ("id,text\n1,w5 w6\n2,w7 w8\n", [], "looks like CSV, but is read as prose"),
-    "JSON lines as prose": ('{"text": "w5"}\n{"text": "w6"}\n', [], "JSON lines, but"),
-    "WikiText's form": (WIKITEXT, [], "looks like WikiText's tokenised form"),
-    "lines without their spaces": (
-        WIKITEXT + WIKITEXT.strip() + "\n",
-        ["--detokenize=wikitext"],
-        "cannot convert, such as line 2, 'w5 @-@ w6 , w7 .'",
-    ),
-    "Windows quotes": ("w5 \x93w6\x94", [], "has control characters such as U+0093"),
+    "CSV as prose": ("id,text\n1,w5 w6\n2,w7 w8\n", "looks like CSV, but is read as prose"),
+    "Windows quotes": ("w5 \x93w6\x94", "has control characters such as U+0093"),
 }
 FINE = {
-    "prose": ("He came, he saw. Then he went home, and slept.", []),
-    "verse with a comma a line": ("Roses are red, violets are blue,\nSugar is sweet, and so\n", []),
-    "a list of words": ("apples\npears\n", []),
-    "WikiText to detokenise": (WIKITEXT, ["--detokenize=wikitext"]),
-    "more of it than is examined": (" w5 @-@ w6 , w7 ; w8 \n" * 4600, ["--detokenize=wikitext"]),
-    "braces": ("{curly} w5 {braces}\n", []),
+    "prose": "He came, he saw. Then he went home, and slept.",
+    "verse with a comma a line": "Roses are red, violets are blue,\nSugar is sweet, and so\n",
+    "a list of words": "apples\npears\n",
 }
 
 
-@pytest.mark.parametrize(("text", "argv", "message"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_warned_of_once(call, text, argv, message):
+@pytest.mark.parametrize(("text", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_warned_of_once(call, text, message):
     Path("a.txt").write_bytes(text.encode())
     Path("b.txt").write_bytes(text.encode())
-    outcome = call("a.txt", "b.txt", *argv)
-    (warning,) = outcome.warnings
+    (warning,) = call("a.txt", "b.txt").warnings
     assert warning.startswith("score.py: warning: a.txt ") and message in warning
 
 
-@pytest.mark.parametrize(("text", "argv"), FINE.values(), ids=FINE)
-def test_nothing_is_said_where_nothing_is_wrong(call, text, argv):
+@pytest.mark.parametrize("text", FINE.values(), ids=FINE)
+def test_nothing_is_said_where_nothing_is_wrong(call, text):
     Path("a.txt").write_bytes(text.encode())
-    assert call("a.txt", *argv).warnings == []
+    assert call("a.txt").warnings == []

@@ -114,9 +114,9 @@ BAD_WORDS = {
     "other words": ("猫 跑了", "got '跑了'"),
     "a word too few": ("猫", "after the last one comes '睡了'"),
     "nothing": ("", "--words-column must be words"),
-    "broken JSON": ("[1,", "--words-column must be valid JSON in"),
+    "broken JSON": ("[1,", "got '[1,'"),
     "past the end": ("[[0, 9]]", "within the 3 of the text"),
-    "overlapping": ("[[0, 2], [1, 3]]", "got [1, 3]"),
+    "overlapping": ("[[0, 2], [1, 3]]", "got [[0, 2], [1, 3]]"),
 }
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from ..argument_table import is_address
 from ..digests import describe_probe
 from .comparing import AXES, SETTINGS, change_of, label, pvalue_of, scored_share
+from .files import STANDARD_INPUT, list_files
 from .measuring import model_names
 from .messages import command_name
 from .options import WITHOUT_ADAPTER
-from .sources import STANDARD_INPUT, list_sources
 from .tables import format_number, signature_fields, with_minus
 from .values import without_secrets
 
@@ -177,7 +177,7 @@ def describe_texts(args) -> list[str]:
     """Return the files with their SHA-256, or the dataset."""
     if args.dataset:
         return [args.dataset]
-    names = [source.name for source in list_sources(args.files)]
+    names = list_files(args.files)
     if names == [STANDARD_INPUT]:
         return ["standard input"]
     listed = [

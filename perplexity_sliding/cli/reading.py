@@ -1,25 +1,40 @@
-"""The texts of all sources, one after the other, each with what its row says about it."""
+"""The texts of all files or of a dataset, one after the other, each with what its row says about it."""
 
 import argparse
+import csv
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import groupby, islice
 from pathlib import Path
 
 from ..layouts import runs_together
+from .files import (
+    SAVED,
+    STANDARD_INPUT,
+    TABLES,
+    Table,
+    list_files,
+    open_table,
+    read_text,
+    spoken,
+    table_format,
+)
 from .messages import say
 from .options import written_files
-from .sources import SAVED, STANDARD_INPUT, TABLES, Source, builder_of, list_sources, read_text
-from .suspicions import warned
-from .table_files import Table, open_table
 
 DATASET = re.compile(r"(.+?):([^:]*):([^:\[]+(?:\[[^\]]*\])?):([^:]+)")
 COLUMNS = ("text_column", "context_column", "words_column", "id_column")
 # A table with this many first rows of one word each is warned of.
 FEWEST_ROWS = 5
+EXAMINED = 100_000  # characters of each text
+# Controls of ISO 8859, where Windows-1252 has quotation marks and dashes.
+CONTROLS = re.compile("[\x80-\x9f]")
+COLUMN_NAME = re.compile(r'"?[\w.-]+"?')
 
 
 @dataclass(frozen=True)
@@ -67,41 +82,32 @@ class ReadText:
     carried: dict | list[dict] = field(default_factory=dict)
 
 
+# --- files ----------------------------------------------------------------------------------------
+
+
 def open_texts(args: argparse.Namespace) -> Iterator[Text]:
-    """List the sources, and return an iterator over their texts; refuse missing files."""
+    """List the files, and return an iterator over their texts; refuse missing files."""
     if args.dataset:
         match = DATASET.fullmatch(args.dataset)
         if match is None:
             raise ValueError(f"--dataset must be NAME:CONFIG:SPLIT:COLUMN, got {args.dataset!r}.")
         place = Path(match[1])  # if the dataset is local
         check_outputs(args, [str(file) for file in (place, *place.rglob("*")) if file.is_file()])
-        return warned(read_dataset(*match.groups(), args), args)
-    sources = list_sources(args.files)
-    check_outputs(args, [source.name for source in sources if source.name != STANDARD_INPUT])
+        return warned(read_dataset(*match.groups(), args))
+    files = list_files(args.files)
+    check_outputs(args, [file for file in files if file != STANDARD_INPUT])
     asked = [name for name in COLUMNS if getattr(args, name)]
-    if asked and not any(source.builder for source in sources):
+    if asked and not any(map(table_format, files)):
         raise ValueError(
-            f"--{asked[0].replace('_', '-')} requires a table, but {sources[0].shown} is read as a "
+            f"--{asked[0].replace('_', '-')} requires a table, but {spoken(files[0])} is read as a "
             f"text. Use a file whose name ends in {', '.join(TABLES)}."
         )
-    return warned(read_sources(sources, args), args)
+    return warned(read_files(files, args))
 
 
 def open_each(args: argparse.Namespace) -> list[Iterator[Text]]:
-    """Return one iterator of texts per FILE; a text with an error stands for one that fails."""
-    opened = [open_texts(argparse.Namespace(**vars(args) | {"files": [f]})) for f in args.files]
-
-    def guarded(texts: Iterator[Text], name: str) -> Iterator[Text]:
-        try:
-            yield from texts
-        except (ValueError, OSError) as error:
-            yield Text(name, "", error=reason_of(error))
-
-    return [guarded(texts, name) for texts, name in zip(opened, args.files)]
-
-
-def reason_of(error: ValueError | OSError) -> str:
-    return error.strerror if isinstance(error, OSError) else str(error)
+    """Return one iterator of texts per FILE."""
+    return [open_texts(argparse.Namespace(**vars(args) | {"files": [f]})) for f in args.files]
 
 
 def check_outputs(args: argparse.Namespace, names: list[str], what: str = "texts") -> None:
@@ -117,93 +123,74 @@ def check_outputs(args: argparse.Namespace, names: list[str], what: str = "texts
             )
 
 
-def read_sources(sources: list[Source], args: argparse.Namespace) -> Iterator[Text]:
-    """Read files; yield a text with an error for each of several that cannot be read."""
-    total = sum(source.size for source in sources)
-    for source in sources:
-        share = source.size / total
+def read_files(files: list[str], args: argparse.Namespace) -> Iterator[Text]:
+    """Read files; yield a text with an error for one that cannot be read, unless it is the only one."""
+    sizes = [os.path.getsize(file) if os.path.isfile(file) else 0 for file in files]
+    for file, size in zip(files, sizes):
+        share = max(1, size) / max(1, sum(sizes))
         try:
-            if source.builder:
-                yield from read_rows(open_table(source, args.encoding), args, share, source.name)
+            if table_format(file):
+                yield from read_rows(open_table(file, args.encoding), args, share, file)
                 continue
             if args.words_column:
-                raise ValueError(f"--words-column requires a table, but {source.shown} is a text.")
-            text = read_text(source, args.encoding)
-            yield Text(
-                source.name, text, share=share, carried={"text": text} if args.keep_text else {}
-            )
+                raise ValueError(f"--words-column requires a table, but {spoken(file)} is a text.")
+            text = read_text(file, args.encoding)
+            yield Text(file, text, share=share, carried={"text": text} if args.keep_text else {})
         except (ValueError, OSError) as error:
-            if len(sources) == 1:
+            if len(files) == 1 and not args.takes_each_file:
                 raise
-            yield Text(source.name, "", error=reason_of(error))
-
-
-# --- datasets -------------------------------------------------------------------------------------
+            yield Text(file, "", error=error.strerror if isinstance(error, OSError) else str(error))
 
 
 def read_dataset(
     name: str, config: str, split: str, column: str, args: argparse.Namespace
 ) -> Iterator[Text]:
-    """Read a column of a dataset row by row from the disk."""
-    table = load_split(name, config, split, args)
-    check_column("--dataset", table, column)
-    if not table.num_rows:
-        raise ValueError(f"--dataset={args.dataset} has no rows.")
-    yield from read_rows(table, args, column=column)
+    """Read a column of a dataset row by row from the disk.
 
-
-def load_split(name: str, config: str, split: str, args: argparse.Namespace) -> Table:
-    """Load a split of a dataset of the Hub, a folder, or a file; a file has only a split "train"."""
+    Args:
+        name: a dataset of the Hub, a folder, one written by `save_to_disk`, or a file, which has only
+            a split "train".
+    """
     import datasets
+
+    def table_of(rows: datasets.Dataset) -> Table:
+        return Table(
+            name, rows.column_names, len(rows), lambda wanted: iter(rows.select_columns(wanted))
+        )
 
     if args.hides_progress or not sys.stderr.isatty():
         datasets.disable_progress_bars()
-    if Path(name).is_file() and builder_of(name) is None:
-        raise ValueError(f"--dataset={name} must be a CSV, TSV, JSON lines or Parquet file.")
     try:
         if Path(name).is_file():
-            return slice_of(open_table(Source(name, builder_of(name)), args.encoding), split)
-        if any(Path(name, saved).is_file() for saved in SAVED):
-            return load_saved(name, split)
-        rows = datasets.load_dataset(name, config or None, split=split)
+            if table_format(name) is None:
+                raise ValueError("it must be a CSV, TSV, JSON lines or Parquet file.")
+            splits = {"train": open_table(name, args.encoding)}
+        elif any(Path(name, saved).is_file() for saved in SAVED):
+            saved = datasets.load_from_disk(name)
+            if not isinstance(saved, datasets.DatasetDict):
+                saved = {split.partition("[")[0]: saved}
+            splits = {key: table_of(rows) for key, rows in saved.items()}
+        else:
+            rows = datasets.load_dataset(name, config or None, split=split)
+            splits = {split.partition("[")[0]: table_of(rows)}
+            split = split.partition("[")[0]
+        sizes = {key: table.num_rows for key, table in splits.items()}
+        (part,) = datasets.ReadInstruction.from_spec(split).to_absolute(sizes)
     except (datasets.exceptions.DatasetsError, ValueError, OSError) as error:
         raise ValueError(f"--dataset={args.dataset} could not be loaded: {error}") from error
-    return table_of(name, rows)
-
-
-def load_saved(name: str, split: str) -> Table:
-    """Load a split of a dataset that was written by `save_to_disk`."""
-    import datasets
-
-    saved, wanted = datasets.load_from_disk(name), split.partition("[")[0]
-    if isinstance(saved, datasets.DatasetDict):
-        if wanted not in saved:
-            raise ValueError(f"the split must be one of {', '.join(saved)}, got {wanted!r}.")
-        saved = saved[wanted]
-    return slice_of(table_of(name, saved), split, wanted)
-
-
-def table_of(name: str, rows) -> Table:
-    """Make a table of a `datasets.Dataset`."""
-    kinds = {column: getattr(of, "dtype", "lists") for column, of in rows.features.items()}
-    others = {column: of for column, of in kinds.items() if of not in ("string", "large_string")}
-    return Table(name, rows.column_names, len(rows), rows_of(rows), others)
-
-
-def rows_of(rows):
-    return lambda wanted: iter(rows.select_columns(list(wanted)))
-
-
-def slice_of(table: Table, split: str, whole: str = "train") -> Table:
-    """Select the rows of a split such as train[:100]."""
-    from datasets import ReadInstruction
-
-    (part,) = ReadInstruction.from_spec(split).to_absolute({whole: table.num_rows})
+    table = splits[part.splitname]
     first, end, _ = slice(part.from_, part.to).indices(table.num_rows)
-    return replace(
-        table,
-        num_rows=max(0, end - first),
-        rows=lambda names: islice(table.rows(names), first, end),
+    check_column("--dataset", table, column)
+    if end <= first:
+        raise ValueError(f"--dataset={args.dataset} has no rows.")
+    yield from read_rows(
+        replace(
+            table,
+            num_rows=end - first,
+            rows=lambda wanted: islice(table.rows(wanted), first, end),
+        ),
+        args,
+        column=column,
     )
 
 
@@ -230,65 +217,57 @@ def read_rows(
         raise ValueError(
             f"--context-column must differ from the column of the texts, got {column!r}."
         )
-    needed = [c for c in dict.fromkeys((column, args.context_column, args.words_column)) if c]
-    has_chats = is_chat(next(table.rows([column]))[column])
-    for of_texts in needed:
-        may_be_lists = of_texts == args.words_column or (of_texts == column and has_chats)
-        if of_texts in table.others and not may_be_lists:
-            raise ValueError(
-                f"{table.name} must have texts in the column {of_texts!r}, got other values "
-                f"({table.others[of_texts]})."
-            )
-    wanted = [*needed, *([args.id_column] if args.id_column else [])]
-    rows = table.rows(table.columns if args.carries_columns else list(dict.fromkeys(wanted)))
+    wanted = [column, args.context_column, args.words_column, args.id_column]
+    wanted = list(dict.fromkeys(filter(None, wanted)))
+    rows = table.rows(table.columns if args.carries_columns else wanted)
     texts = (
-        read_row(row, number, column, needed, name, args, share / table.num_rows)
+        read_row(row, number, column, name, args, share / table.num_rows)
         for number, row in enumerate(rows)
     )
     yield from texts if args.words_column else join_words(texts, args)
 
 
 def read_row(
-    row: dict,
-    number: int,
-    column: str,
-    needed: list[str],
-    name: str | None,
-    args: argparse.Namespace,
-    share: float,
+    row: dict, number: int, column: str, name: str | None, args: argparse.Namespace, share: float
 ) -> Text:
     place = f"row {number}" if name is None else f"{name} row {number}"
-    text = row[column] or ""
-    chat = [without_none(message) for message in text] if is_chat(text) else None
-    if chat is None and not isinstance(text, str):
-        raise ValueError(
-            f"{name or args.dataset} must have chats in all rows of {column!r}, got {text!r:.80} in "
-            f"row {number}."
-        )
-    read = Text(
-        name=str(row[args.id_column]) if args.id_column else place,
+    # An empty cell is an empty text or context: in which shard it stands does not matter.
+    cells = {of: row[of] for of in (column, args.context_column) if of}
+    cells = {of: "" if cell is None else cell for of, cell in cells.items()}
+    text, chat, words, error = cells[column], None, None, None
+    if is_chat(text):
+        chat = [without_none(message) for message in text]
         # the assistant's messages determine the size of a chat and whether it is empty
-        text=text
-        if chat is None
-        else "\n".join(str(m["content"]) for m in chat if m["role"] == "assistant"),
-        row=number,
-        share=share,
-        # An empty cell is an empty context: in which shard it stands does not matter.
-        context=row[args.context_column] or "" if args.context_column else None,
-        chat=chat,
-        carried={k: of_key for k, of_key in row.items() if args.keep_text or k not in needed},
-    )
+        text = "\n".join(str(m["content"]) for m in chat if m["role"] == "assistant")
+        cells[column] = text
     try:
+        for of, cell in cells.items():
+            if not isinstance(cell, str):
+                text = ""
+                raise ValueError(
+                    f"{place} must have a text or a chat in the column {of!r}, got {cell!r:.80}."
+                )
         if args.words_column:
-            return replace(read, words=read_words(row[args.words_column], text, place))
-        if args.words and re.search(r"\w\|\w", read.text):
+            words = read_words(row[args.words_column], text, place)
+        elif args.words and re.search(r"\w\|\w", text):
             raise ValueError(
                 f"{place} has | between its words. Put the regions into a column of their own, without "
                 "| in the text, and name it by --words-column."
             )
-    except ValueError as error:
-        return replace(read, error=str(error))
-    return read
+    except ValueError as reason:
+        error = str(reason)
+    needed = (column, args.context_column, args.words_column)
+    return Text(
+        name=str(row[args.id_column]) if args.id_column else place,
+        text=text,
+        row=number,
+        share=share,
+        context=cells.get(args.context_column),
+        chat=chat,
+        words=words,
+        carried={of: cell for of, cell in row.items() if args.keep_text or of not in needed},
+        error=error,
+    )
 
 
 def choose_column(table: Table, wanted: str | None) -> str:
@@ -303,7 +282,7 @@ def choose_column(table: Table, wanted: str | None) -> str:
         raise ValueError(
             f"{table.name} has no column 'text': pass one of {', '.join(columns)} as --text-column."
         )
-    if len(columns[0].split()) > 1 and builder_of(table.name) == "csv":
+    if len(columns[0].split()) > 1 and table_format(table.name) == "csv":
         say(
             f"warning: the first line of {table.name}, {columns[0]!r:.80}, is used as a header and not "
             "scored. If it is a text, insert a line 'text' before it."
@@ -317,6 +296,25 @@ def check_column(option: str, table: Table, wanted: str | None) -> None:
             f"{option} must be one of the columns {', '.join(table.columns)} of {table.name}, got "
             f"{wanted!r}."
         )
+
+
+def is_chat(value) -> bool:
+    """Return whether a cell is a list of messages, each with a role and a content."""
+    return (
+        isinstance(value, list)
+        and len(value) > 0
+        and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in value)
+    )
+
+
+def without_none(value):
+    """Drop the keys without a value, which Arrow gives every message if one has them."""
+    if isinstance(value, dict):
+        return {key: without_none(item) for key, item in value.items() if item is not None}
+    return [without_none(item) for item in value] if isinstance(value, list) else value
+
+
+# --- words ----------------------------------------------------------------------------------------
 
 
 def join_words(texts: Iterator[Text], args: argparse.Namespace) -> Iterator[Text]:
@@ -363,49 +361,58 @@ def is_one_word(text: str) -> bool:
 
 
 def read_words(cell: object, text: str, name: str) -> list:
-    """Read the words of a text: a list, a JSON list, regions between |, or words between spaces.
-
-    Raises:
-        ValueError: the cell is none of these.
-    """
+    """Read the words of a text: a list, a JSON list, regions between |, or words between spaces."""
     if isinstance(cell, str) and cell.lstrip().startswith("["):
-        try:
+        with suppress(json.JSONDecodeError):
             cell = json.loads(cell)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"--words-column must be valid JSON in {name}: {error}.") from None
     if isinstance(cell, str):
         regions = cell.split("|") if "|" in cell and "|" not in text else cell.split()
         cell = [region.strip() for region in regions if region.strip()]
-    if not isinstance(cell, list) or not cell:
-        raise ValueError(
-            "--words-column must be words separated by spaces or |, or a list of words or of [start, "
-            f"end] pairs, got {cell!r:.80} in {name}."
-        )
-    if all(isinstance(word, str) for word in cell):
-        return cell
-    place = 0
-    for pair in cell:
-        is_pair = isinstance(pair, list) and len(pair) == 2 and all(type(n) is int for n in pair)
-        if not is_pair or not place <= pair[0] < pair[1] <= len(text):
-            raise ValueError(
-                "--words-column must be words, or ascending [start, end] pairs of characters, end "
-                f"exclusive, within the {len(text)} of the text, got {pair!r} in {name}."
-            )
-        place = pair[1]
-    return cell
-
-
-def is_chat(value) -> bool:
-    """Return whether a cell is a list of messages, each with a role and a content."""
-    return (
-        isinstance(value, list)
-        and len(value) > 0
-        and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in value)
+    if isinstance(cell, list) and cell:
+        if all(isinstance(word, str) for word in cell):
+            return cell
+        if all(isinstance(pair, list) and [*map(type, pair)] == [int, int] for pair in cell):
+            ends = [0, *(end for _, end in cell)]
+            if ends[-1] <= len(text) and all(a <= b < c for a, (b, c) in zip(ends, cell)):
+                return cell
+    raise ValueError(
+        "--words-column must be words separated by spaces or |, or a list of words or of ascending "
+        f"[start, end] pairs of characters, end exclusive, within the {len(text)} of the text, got "
+        f"{cell!r:.80} in {name}."
     )
 
 
-def without_none(value):
-    """Drop the keys without a value, which Arrow gives every message if one has them."""
-    if isinstance(value, dict):
-        return {key: without_none(item) for key, item in value.items() if item is not None}
-    return [without_none(item) for item in value] if isinstance(value, list) else value
+# --- mistakes -------------------------------------------------------------------------------------
+
+
+def warned(texts: Iterator[Text]) -> Iterator[Text]:
+    """Yield the texts; warn once of a wrong encoding, and once of a CSV that is read as a text."""
+    said = set()
+    for text in texts:
+        head = text.text[:EXAMINED]
+        control = CONTROLS.search((text.context or "")[:EXAMINED] + head)
+        if control is not None and "encoding" not in said:
+            said.add("encoding")
+            say(
+                f"warning: {text.name} has control characters such as U+{ord(control[0]):04X}, which are "
+                "quotation marks and dashes in Windows files. Pass --encoding cp1252; if that is "
+                "refused, the text was decoded as latin-1 before it was written: repair it."
+            )
+        if text.row is None and "table" not in said and is_csv(head):
+            said.add("table")
+            say(
+                f"warning: {text.name} looks like CSV, but is read as prose. To score the texts in it, "
+                "give it a name that ends in .csv or .tsv."
+            )
+        yield text
+
+
+def is_csv(text: str) -> bool:
+    """Return whether a text begins with names of columns and rows of as many cells."""
+    first, *lines = text.split("\n")[:50]
+    for delimiter in ",\t;":
+        names = first.rstrip("\r").split(delimiter)
+        if len(names) > 1 and all(map(COLUMN_NAME.fullmatch, names)):
+            rows = [row for row in csv.reader(lines[:-1], delimiter=delimiter) if row]
+            return bool(rows) and sum(len(row) == len(names) for row in rows) >= 0.8 * len(rows)
+    return False

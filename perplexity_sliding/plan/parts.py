@@ -84,7 +84,7 @@ def warn_of_joins(
         joined = [number for number, pair in pairs if runs_together(*pair)]
         said = "run together with"
         hint = (
-            "Pass context_separator=' ' to insert a space, or context_separator='' to leave them "
+            "Pass `context_separator=' '` to insert a space, or `context_separator=''` to leave them "
             "unchanged."
         )
     else:
