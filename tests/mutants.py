@@ -33,8 +33,9 @@ TESTS = {
     "engines.sources": "test_reference.py",
     "models.states": "test_states.py test_carrying.py",
     "plan.windows": "test_windows.py test_passes.py test_parts.py test_long_protocols.py",
-    "results.comparison": "test_comparison.py test_reference.py::test_other_tokenizers_are_compared_by_bytes",
-    "results.same_model": "test_same_model.py",
+    "results.comparison": (
+        "test_comparison.py test_same_model.py test_reference.py::test_other_tokenizers_are_compared_by_bytes"
+    ),
     "results.pairs": "test_reference.py test_comparison_of_parts.py",
     "results.uncertainty": "test_uncertainty.py",
     "results.words": "test_words.py",

@@ -8,17 +8,13 @@ import pytest
 from perplexity_sliding.results.comparison import (
     PairedClusters,
     PairedScores,
-    by_confidence,
-    by_tokens_seen,
     common_pieces,
     compare,
     correlation,
     judge,
     plain_interval,
     positive_interval,
-    sum_pieces,
     tool_errors,
-    verdict,
     worst_tokens,
 )
 
@@ -103,12 +99,6 @@ def test_a_text_that_one_model_has_no_token_of_has_no_piece(empty_first):
     assert all(len(column) == 0 for column in pieces[1:])
 
 
-def test_a_token_behind_the_last_common_cut_is_in_no_piece():
-    ends, offsets = np.array([2]), np.array([[0, 1], [1, 2], [2, 3]])
-    tokens, nll = sum_pieces(ends, offsets, np.array([1.0, 2.0, 4.0]))
-    assert tokens.tolist() == [2] and nll.tolist() == [3.0]
-
-
 # ---- by hand
 
 
@@ -151,7 +141,7 @@ def test_by_confidence():
     sure = [0.1, 0.25, 0.5, 0.9, 0.94, 0.96, 1.0, 1.0]
     kl = np.arange(8.0)
     scores = scores_of([8], reference_top_probability=sure, kl=kl, nll=2.0 + kl)
-    groups = list(by_confidence(scores, PairedClusters(scores, 1)))
+    groups = compared(scores)["by_confidence"]
     assert [(group["low"], group["high"]) for group in groups] == [
         (0.0, 0.25),
         (0.25, 0.5),
@@ -167,12 +157,12 @@ def test_by_confidence():
 
 def test_groups_without_tokens_are_left_out():
     scores = scores_of([8], reference_top_probability=0.8)
-    assert [group["low"] for group in by_confidence(scores, PairedClusters(scores, 1))] == [0.75]
+    assert [group["low"] for group in compared(scores)["by_confidence"]] == [0.75]
 
 
 def test_by_context():
     scores = scores_of([9], contexts=[1, 2, 3, 4, 7, 8, 9, 15, 16], kl=np.arange(9.0))
-    groups = list(by_tokens_seen(scores, PairedClusters(scores, 1)))
+    groups = compared(scores)["by_tokens_seen"]
     assert [(g["low"], g["high"], g["num_tokens"]) for g in groups] == [
         (1, 1, 1),
         (2, 3, 2),
@@ -296,7 +286,8 @@ def test_tool_errors():
     ],
 )
 def test_verdict(interval, margin, expected):
-    assert verdict(interval, margin) == expected
+    ratio = {"ratio": 1.0, "interval": interval}
+    assert judge(ratio, margin, "perplexity", 1)["verdict"] == expected
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import torch
 from fake_engines import FakeServer, running
 from models import make_model, random_text
 
-from perplexity_sliding.results.same_model import judge_sameness
+from perplexity_sliding.results.comparison import judge_sameness
 
 TEXTS = [random_text(120, n) for n in range(3)]
 

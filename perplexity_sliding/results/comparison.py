@@ -6,7 +6,7 @@ texts, or parts of texts, never tokens.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,21 +18,15 @@ from .uncertainty import Blocks, Estimate, as_ratio, estimate_ratio, share_inter
 
 # Equal weights differ by less in float32, in nats, at a single token.
 TOKEN_ROUNDING = 1e-5
-# Bounds of the reference's highest probability, as in exllamav3's qbench: where the reference is
+# Ranges of the reference's highest probability, as in exllamav3's qbench: where the reference is
 # unsure, every change has a large effect; where it is sure, only damage has.
-CONFIDENCE_BOUNDS = (0.0, 0.25, 0.5, 0.75, 0.95, 1.0)
+CONFIDENCES = ((0.0, 0.25), (0.25, 0.5), (0.5, 0.75), (0.75, 0.95), (0.95, 1.0))
 PERCENTILES = (0, 0.1, 1, 5, 10, 25, 50, 75, 90, 95, 99, 99.9, 100)
 # Maximum mean probability of ids that only one of the models has; above it, the models are not
 # comparable over the common ids.
 MOST_OUTSIDE = 1e-3
 
 Interval = list[float] | None
-
-# The summary of a comparison of a model with itself.
-ITSELF = (
-    "The model is compared with itself, in the same settings, so there is no difference to find. Load "
-    "the reference in other settings, for example with dtype float32 (--reference-dtype float32)."
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +66,11 @@ class PairedScores:
     def probability_changes(self) -> np.ndarray:
         """The model's probability of each token less the reference's (N,)."""
         return np.exp(-self["nll"]) - np.exp(-self["reference_nll"])
+
+    @property
+    def are_of_logits(self) -> bool:
+        """Whether whole distributions were compared, not only the probabilities of the tokens."""
+        return "kl" in self.columns
 
 
 class PairedClusters:
@@ -127,28 +126,92 @@ def compare(
     Raises:
         ValueError: the two give too much probability to ids that only one of them has.
     """
-    with_logits = "kl" in scores.columns
-    if with_logits:
-        check_outside_mass(scores)
     clusters = PairedClusters(scores, block_tokens)
-    return {
+    result = {
         **judge(ratio, margin, "perplexity", len(scores.lengths)),
         "perplexity_ratio": ratio,
         "interval_sample": ratio["sample"],
         "interval_scope": clusters.scope,
         "correlation": correlation(scores["nll"], scores["reference_nll"]),
-        **(divergences(scores, clusters) if with_logits else {}),
-        **agreement(scores, clusters),
-        **changes_of_probability(scores, clusters),
-        **({"by_confidence": list(by_confidence(scores, clusters))} if with_logits else {}),
-        "by_tokens_seen": list(by_tokens_seen(scores, clusters)),
+        **(compare_distributions(scores, clusters) if scores.are_of_logits else {}),
+        **compare_predictions(scores, clusters),
+        **compare_probabilities(scores, clusters),
     }
+    if scores.are_of_logits:
+        sureness = scores["reference_top_probability"]
+        result["by_confidence"] = compare_groups(scores, clusters, sureness, CONFIDENCES)
+    doublings = range(int(scores.contexts.max()).bit_length() + 1)
+    doubling = [(2**number // 2, 2**number - 1) for number in doublings]  # 1, 2-3, 4-7, …
+    groups = compare_groups(scores, clusters, scores.contexts, doubling)
+    return result | {"by_tokens_seen": groups}
 
 
-def check_outside_mass(scores: PairedScores) -> None:
-    """Check that two vocabularies have enough in common."""
-    for name, column in (("model", "outside"), ("reference", "reference_outside")):
-        mass = float(scores[column].mean())
+def judge(ratio: dict, margin: float | None, what: str, num_texts: int) -> dict:
+    """Judge by the interval of a ratio whether the model is better or worse: a word, and a sentence.
+
+    That none is seen to be better does not make them equal: "within 1 %" only follows where all
+    of the interval lies below the margin.
+
+    Args:
+        ratio: of the model to the reference, with its interval.
+        what: the quantity of the ratio.
+    """
+    interval = ratio["interval"]
+    is_within = interval is not None and margin is not None and interval[1] < 1 + margin
+    if interval is None:
+        verdict = "too little text to tell"
+    elif interval[1] < 1 - ROUNDING:
+        verdict = "better"
+    elif margin is not None and is_within:
+        verdict = f"within {100 * margin:g} %"
+    elif interval[0] > 1 + ROUNDING:
+        verdict = "worse"
+    else:
+        verdict = "no clear difference"
+    judged = {"verdict": verdict, "summary": in_words(verdict, ratio, what, num_texts)}
+    return judged if margin is None else judged | {"margin": margin, "within_margin": is_within}
+
+
+def in_words(verdict: str, of_models: dict, what: str, num_texts: int) -> str:
+    """Write a verdict as a sentence."""
+    ratio, interval = of_models["ratio"], of_models["interval"]
+    if ratio is None or not math.isfinite(ratio):
+        return f"There is no ratio, because the {what} of the model or the reference is infinite."
+
+    def is_one(ratio: float) -> bool:
+        return abs(ratio - 1) <= ROUNDING
+
+    def change_in_words(ratio: float) -> str:
+        return f"{100 * abs(ratio - 1):.3g} % {'higher' if ratio >= 1 else 'lower'}"
+
+    change = f"its {what} is {'the same' if is_one(ratio) else change_in_words(ratio)}"
+    if interval is None:
+        return (
+            f"The model against the reference: {change}. There is not enough text for an interval."
+        )
+    if all(map(is_one, (ratio, *interval))):
+        return f"No difference between the model and the reference: the {what} of both is the same."
+    low, high = map(change_in_words, interval)
+    sure = f"{change} (95 % interval: {low} to {high})."
+    if verdict in ("better", "worse"):
+        texts = "this text" if num_texts == 1 else "these texts"
+        return f"The model predicts {texts} {verdict} than the reference: {sure}"
+    if verdict.startswith("within"):
+        return f"The model is {verdict} of the reference: {sure}"
+    return f"No clear difference between the model and the reference: {sure}"
+
+
+def compare_distributions(scores: PairedScores, clusters: PairedClusters) -> dict:
+    """Estimate the Kullback-Leibler divergence both ways, in nats.
+
+    Raises:
+        ValueError: two vocabularies have too little in common.
+    """
+    outside_mass = {
+        "model": float(scores["outside"].mean()),
+        "reference": float(scores["reference_outside"].mean()),
+    }
+    for name, mass in outside_mass.items():
         if mass > MOST_OUTSIDE:
             raise ArgumentError(
                 "reference",
@@ -158,81 +221,6 @@ def check_outside_mass(scores: PairedScores) -> None:
                     "Pass the reference's own tokenizer as `reference['tokenizer']` if it differs."
                 ),
             )
-
-
-def judge(ratio: dict, margin: float | None, what: str, num_texts: int) -> dict:
-    """Judge a ratio by its interval: a word, and a sentence."""
-    interval = ratio["interval"]
-    word = verdict(interval, margin)
-    judged = {"verdict": word, "summary": in_words(word, ratio, what, num_texts)}
-    if margin is None:
-        return judged
-    return judged | {"margin": margin, "within_margin": is_within(interval, margin)}
-
-
-def in_words(word: str, of_models: dict, what: str, num_texts: int) -> str:
-    """Write a verdict as a sentence.
-
-    Args:
-        of_models: the ratio of the two, with its interval.
-        what: the quantity of the ratio.
-    """
-    ratio, interval = of_models["ratio"], of_models["interval"]
-    if ratio is None or not math.isfinite(ratio):
-        return f"There is no ratio, because the {what} of the model or the reference is infinite."
-    change = f"its {what} is {'the same' if is_one(ratio) else change_in_words(ratio)}"
-    if interval is None:
-        return (
-            f"The model against the reference: {change}. There is not enough text for an interval."
-        )
-    if all(map(is_one, (ratio, *interval))):
-        return f"No difference between the model and the reference: the {what} of both is the same."
-    low, high = (change_in_words(bound) for bound in interval)
-    sure = f"{change} (95 % interval: {low} to {high})."
-    if word in ("better", "worse"):
-        texts = "this text" if num_texts == 1 else "these texts"
-        return f"The model predicts {texts} {word} than the reference: {sure}"
-    if word.startswith("within"):
-        return f"The model is {word} of the reference: {sure}"
-    return f"No clear difference between the model and the reference: {sure}"
-
-
-def is_one(ratio: float) -> bool:
-    """Return whether a ratio differs from 1 by no more than rounding."""
-    return abs(ratio - 1) <= ROUNDING
-
-
-def change_in_words(ratio: float) -> str:
-    """Write a ratio as a change: 1.02 as "2 % higher"."""
-    percent = f"{100 * abs(ratio - 1):.3g}"
-    return f"{percent} % {'higher' if ratio >= 1 else 'lower'}"
-
-
-def verdict(interval: Interval, margin: float | None) -> str:
-    """Describe by the interval of the ratio whether the model is better or worse.
-
-    That none is seen to be better does not make them equal: "within 1 %" only follows where all
-    of the interval lies below the margin.
-    """
-    if interval is None:
-        return "too little text to tell"
-    low, high = interval
-    if high < 1 - ROUNDING:
-        return "better"
-    if margin is not None and is_within(interval, margin):
-        return f"within {100 * margin:g} %"
-    if low > 1 + ROUNDING:
-        return "worse"
-    return "no clear difference"
-
-
-def is_within(interval: Interval, margin: float) -> bool:
-    """Return whether the model is, with 95 % confidence, no worse than the margin allows."""
-    return interval is not None and interval[1] < 1 + margin
-
-
-def divergences(scores: PairedScores, clusters: PairedClusters) -> dict:
-    """Estimate the Kullback-Leibler divergence both ways, in nats."""
     result: dict[str, object] = {}
     for name in ("kl", "kl_reverse"):
         estimate = clusters.mean(scores[name])
@@ -246,27 +234,23 @@ def divergences(scores: PairedScores, clusters: PairedClusters) -> dict:
         # a mean over a single text is as uncertain as that text
         "kl_largest_part": float(sums.max() / total) if is_clear else None,
         "num_infinite_kl": int(np.isinf(kl).sum()),
-        "outside_mass": {
-            "model": float(scores["outside"].mean()),
-            "reference": float(scores["reference_outside"].mean()),
-        },
+        "outside_mass": outside_mass,
     }
 
 
-def agreement(scores: PairedScores, clusters: PairedClusters) -> dict:
+def compare_predictions(scores: PairedScores, clusters: PairedClusters) -> dict:
     """Estimate how often both models predict the same token, and how often the right one."""
-    same = scores.columns["top"] == scores.columns["reference_top"]
-    right = scores.columns["top"] == scores.targets
-    was_right = scores.columns["reference_top"] == scores.targets
-    with_logits = "total_variation" in scores.columns
+    top, reference_top = scores.columns["top"], scores.columns["reference_top"]
+    right, was_right = top == scores.targets, reference_top == scores.targets
     shares = {
-        **({"token_agreement": 1 - scores["total_variation"]} if with_logits else {}),
-        "same_top": same,
+        "same_top": top == reference_top,
         "accuracy": right,
         "reference_accuracy": was_right,
         "right_to_wrong": was_right & ~right,
         "wrong_to_right": right & ~was_right,
     }
+    if scores.are_of_logits:
+        shares = {"token_agreement": 1 - scores["total_variation"]} | shares
     result: dict[str, object] = {}
     for name, column in shares.items():
         result[name], result[f"{name}_interval"] = clusters.share(column.astype(np.float64))
@@ -278,7 +262,7 @@ def agreement(scores: PairedScores, clusters: PairedClusters) -> dict:
     }
 
 
-def changes_of_probability(scores: PairedScores, clusters: PairedClusters) -> dict:
+def compare_probabilities(scores: PairedScores, clusters: PairedClusters) -> dict:
     """Estimate how the probability of the text's own tokens changes: mean, spread, percentiles."""
     changes = scores.probability_changes
     mean, square = clusters.mean(changes), clusters.mean(changes**2)
@@ -292,42 +276,38 @@ def changes_of_probability(scores: PairedScores, clusters: PairedClusters) -> di
     }
 
 
-def by_confidence(scores: PairedScores, clusters: PairedClusters) -> Iterator[dict]:
-    """Yield divergence and change by the reference's highest probability."""
-    bounds = np.array(CONFIDENCE_BOUNDS)
-    group = np.searchsorted(bounds[1:-1], scores["reference_top_probability"], side="right")
-    for number, (low, high) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist())):
-        yield from group_of_tokens(scores, clusters, group == number, low, high)
+def compare_groups(
+    scores: PairedScores,
+    clusters: PairedClusters,
+    values: np.ndarray,
+    ranges: Sequence[tuple[float, float]],
+) -> list[dict]:
+    """Estimate the divergence and the change of the tokens in each range of a value, unless it is empty.
 
-
-def by_tokens_seen(scores: PairedScores, clusters: PairedClusters) -> Iterator[dict]:
-    """Yield divergence and change by the number of tokens that a prediction sees, doubling."""
-    group = np.frexp(scores.contexts)[1]  # 1, 2-3, 4-7, …
+    Args:
+        values: of each token (N,).
+        ranges: (low, high), ascending; each goes on to the low of the next.
+    """
+    group = np.searchsorted([low for low, _ in ranges], values, side="right") - 1
+    groups = []
     for number in np.unique(group).tolist():
-        yield from group_of_tokens(scores, clusters, group == number, 2**number // 2, 2**number - 1)
-
-
-def group_of_tokens(
-    scores: PairedScores, clusters: PairedClusters, chosen: np.ndarray, low: float, high: float
-) -> Iterator[dict]:
-    """Yield divergence and change of a group of tokens, unless it is empty."""
-    if not chosen.any():
-        return
-    tokens, difference_sums = clusters.sums(scores.differences[chosen], chosen=chosen)
-    difference = estimate_ratio(difference_sums, tokens)
-    divergence = {}
-    if "kl" in scores.columns:
-        kl = estimate_ratio(clusters.sums(scores["kl"][chosen], chosen=chosen)[1], tokens)
-        divergence = {"kl": kl.value, "kl_interval": positive_interval(kl)}
-    yield {
-        "low": low,
-        "high": high,
-        "num_tokens": int(tokens.sum()),
-        "share": float(tokens.sum() / len(scores)),
-        **divergence,
-        "log_ratio": difference.value,
-        "log_ratio_interval": plain_interval(difference),
-    }
+        chosen = group == number
+        tokens, differences = clusters.sums(scores.differences[chosen], chosen=chosen)
+        difference = estimate_ratio(differences, tokens)
+        low, high = ranges[number]
+        described = {
+            "low": low,
+            "high": high,
+            "num_tokens": int(tokens.sum()),
+            "share": float(tokens.sum() / len(scores)),
+        }
+        if scores.are_of_logits:
+            kl = estimate_ratio(clusters.sums(scores["kl"][chosen], chosen=chosen)[1], tokens)
+            described |= {"kl": kl.value, "kl_interval": positive_interval(kl)}
+        described["log_ratio"] = difference.value
+        described["log_ratio_interval"] = plain_interval(difference)
+        groups.append(described)
+    return groups
 
 
 def plain_interval(estimate: Estimate) -> Interval:
@@ -399,7 +379,7 @@ def worst_tokens(scores: PairedScores, number: int) -> np.ndarray:
     Where only the tokens' own probabilities are known, those that change most.  Changes within
     rounding are not listed.
     """
-    size = scores.columns["kl"] if "kl" in scores.columns else np.abs(scores.differences)
+    size = scores.columns["kl"] if scores.are_of_logits else np.abs(scores.differences)
     largest = np.argsort(-size, kind="stable")[:number]
     return largest[size[largest] > TOKEN_ROUNDING]
 
@@ -436,28 +416,23 @@ def common_pieces(
         model, reference: characters (N, 2) of each token of the text and its nll (N,), NaN where
             unscored.  Characters without a token belong to the next token, or to the last one.
     """
-    model, reference = ((reach(len(text), of_tokens), nll) for of_tokens, nll in (model, reference))
-    ends = np.intersect1d(clean_ends(model[0]), clean_ends(reference[0]))
+    sides = []
+    for offsets, nll in (model, reference):
+        offsets = offsets.copy()
+        offsets[-1:, 1] = len(text)
+        sides.append((offsets, nll))
+    ends = np.intersect1d(clean_ends(sides[0][0]), clean_ends(sides[1][0]))
     begins = np.concatenate([[0], ends[:-1]]).astype(int)
-    sides = [sum_pieces(ends, *side) for side in (model, reference)]
     num_bytes = [len(text[begin:end].encode()) for begin, end in zip(begins, ends)]
-    scored = ~np.isnan(sides[0][1]) & ~np.isnan(sides[1][1])
-    return Pieces(
-        len(text),
-        begins[scored],
-        ends[scored],
-        sides[0][0][scored],
-        np.array(num_bytes, dtype=int)[scored],
-        sides[0][1][scored],
-        sides[1][1][scored],
-    )
-
-
-def reach(length: int, offsets: np.ndarray) -> np.ndarray:
-    """Extend the last token to the end of a text."""
-    offsets = offsets.copy()
-    offsets[-1:, 1] = length
-    return offsets
+    counts, nlls = [], []
+    for offsets, nll in sides:
+        piece = np.searchsorted(ends, offsets[:, 1])
+        inside = piece < len(ends)  # none where the other model has no token
+        counts.append(np.bincount(piece[inside], minlength=len(ends)))
+        nlls.append(np.bincount(piece[inside], nll[inside], minlength=len(ends)))
+    columns = begins, ends, counts[0], np.array(num_bytes, dtype=int), *nlls
+    scored = ~np.isnan(nlls[0]) & ~np.isnan(nlls[1])
+    return Pieces(len(text), *(column[scored] for column in columns))
 
 
 def clean_ends(offsets: np.ndarray) -> np.ndarray:
@@ -466,16 +441,6 @@ def clean_ends(offsets: np.ndarray) -> np.ndarray:
     reached = np.maximum.accumulate(ends)
     next_begin = np.append(np.minimum.accumulate(begins[::-1])[::-1][1:], np.iinfo(np.int64).max)
     return np.unique(reached[reached <= next_begin])
-
-
-def sum_pieces(
-    ends: np.ndarray, offsets: np.ndarray, nll: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Count tokens (P,) and sum nll (P,) of each piece; NaN where a token of it is unscored."""
-    piece = np.searchsorted(ends, offsets[:, 1])
-    inside = piece < len(ends)  # none where the other model has no token
-    tokens = np.bincount(piece[inside], minlength=len(ends))
-    return tokens, np.bincount(piece[inside], nll[inside], minlength=len(ends))
 
 
 def compare_bytes(
@@ -522,4 +487,78 @@ def compare_bytes(
         "interval_sample": clusters.sample,
         "interval_scope": clusters.scope,
         "num_compared_bytes": int(sizes.sum()),
+    }
+
+
+# --- the same model up to rounding ----------------------------------------------------------------
+
+# Nats by which two programs in float32 differ at most.
+FLOAT32 = 1e-3
+# How many times that of rounding the root mean square of differences may be, as other kernels round
+# in other ways; and the largest, which varies more.
+MARGIN, MARGIN_OF_LARGEST = 3.0, 10.0
+# Standard errors by which a mean may differ by chance.
+ERRORS = 3.0
+# Fewest tokens that show rounding well enough: of servers that round twice as much, 1 % differ by more.
+FEWEST = 100
+# Nats that stand for an infinite nll of one of the two models.
+INFINITE = 1e4
+
+
+def judge_sameness(differences: np.ndarray, rounding: np.ndarray) -> dict:
+    """Judge whether a server runs its reference: the same model, the same up to rounding, or another.
+
+    Rounding is measured on the same tokens: a server of the same weights in half precision differs from
+    the reference in float32 by about as much as the reference in bfloat16 does.
+
+    Args:
+        differences: nll under the model less that under the reference, in nats (N,).
+        rounding: nll under the reference in bfloat16 less that in float32 (N,).
+
+    Returns:
+        `same`: "float32" if no token differs by more than `FLOAT32`; "bfloat16" if root mean square,
+        largest and mean are those of rounding within their margins; None otherwise;
+        `different`: whether they are not; without `same`, it is not clear, for lack of tokens;
+        `rms_difference`, `rms_rounding`, `largest_difference`, `largest_rounding`,
+        `mean_difference`, `mean_rounding`: nats;
+        `summary`: a sentence.
+    """
+    number = len(differences)
+    both = (  # where both nlls are infinite, they agree
+        np.nan_to_num(values, nan=0.0, posinf=INFINITE, neginf=-INFINITE)
+        for values in (differences, rounding)
+    )
+    (rms, largest, mean), (of_rounding, largest_rounding, mean_rounding) = (
+        (float(np.sqrt(np.mean(v**2))), float(np.abs(v).max()), float(v.mean())) for v in both
+    )
+    is_rounding = (
+        rms <= max(FLOAT32, MARGIN * of_rounding)
+        and largest <= max(FLOAT32, MARGIN_OF_LARGEST * largest_rounding)
+        and abs(mean)
+        <= max(FLOAT32, MARGIN * (abs(mean_rounding) + ERRORS * of_rounding / math.sqrt(number)))
+    )
+    different = not is_rounding and number >= FEWEST
+    same: str | None = None
+    if largest <= FLOAT32:
+        same, verdict = "float32", "The model is the reference"
+    elif number < FEWEST:
+        verdict = f"It takes {FEWEST} tokens to tell whether the model is the reference"
+    elif different:
+        verdict = "The model is not the reference, or has other settings"
+    else:
+        same, verdict = "bfloat16", "The model is the reference up to the rounding of bfloat16"
+    return {
+        "same": same,
+        "different": different,
+        "rms_difference": rms,
+        "rms_rounding": of_rounding,
+        "largest_difference": largest,
+        "largest_rounding": largest_rounding,
+        "mean_difference": mean,
+        "mean_rounding": mean_rounding,
+        "summary": (
+            f"{verdict}: over {number:,} tokens they differ by {rms:.2g} nats (root mean square; at "
+            f"most {largest:.2g}, on average {mean:+.2g}), and the reference in bfloat16 from itself "
+            f"by {of_rounding:.2g} (at most {largest_rounding:.2g}, on average {mean_rounding:+.2g})."
+        ),
     }

@@ -1,7 +1,7 @@
 """A model and its reference compared: their scores paired, token by token or by the byte."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -16,17 +16,16 @@ from ..plan.measurement import Columns, Measurement, nlls_by_token
 from ..scoring.measures import Divergence, Likeliest, Measure, NegativeLogLikelihood
 from ..scoring.runner import Session, Work, prepare_model
 from .comparison import (
-    ITSELF,
     PairedScores,
     Pieces,
     common_pieces,
     compare,
     compare_bytes,
+    judge_sameness,
     tool_errors,
     worst_tokens,
 )
 from .report import Comparison, Report
-from .same_model import judge_sameness
 from .totals import ratio_of_perplexities
 
 WORST_TOKENS = 20
@@ -35,10 +34,17 @@ SHOWN_OF_REFERENCE = (
     *("perplexity", "perplexity_interval", "perplexities", "bits_per_byte"),
     *("signature", "probe"),
 )
-
-
 # Keys of a comparison by bytes that a comparison by tokens has too.
 CHANGE_PER_BYTE = ("bits_per_byte_change", "bits_per_byte_change_interval", "num_compared_bytes")
+
+# The summary of a comparison of a model with itself.
+ITSELF = (
+    "The model is compared with itself, in the same settings, so there is no difference to find. Load "
+    "the reference in other settings, for example with dtype float32 (--reference-dtype float32)."
+)
+
+
+# --- by the token ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -48,162 +54,112 @@ class TokenComparison:
     Attributes:
         margin: how much worse the model may be, as a share of the perplexity, or None.
         is_itself: whether the reference is the model itself.
+        scores: scores of the windows of each text under the reference; None if both return logits, so
+            that the model's scores have columns of the reference.
+        rounded: those in bfloat16; None if both return logits, or the reference is not in float32.
     """
 
     reference: ScoredModel
     margin: float | None
-    is_itself: bool = field(default=False, kw_only=True)
-
-    def compare(self, report: Report) -> dict:
-        """Build the value of `comparison`; see the metric's documentation."""
-        measurement, plan = report.measurement, report.measurement.plan
-        with self.reference.as_scored():
-            of_reference = replace(
-                report,
-                model=self.reference,
-                scores=scores_of_reference(report.scores),
-                comparison=None,
-            ).totals
-        reference = of_reference.result()
-        scores = paired_scores(measurement, report.scores)
-        ratio = ratio_of_perplexities(report.totals, of_reference)
-        result = compare(scores, ratio, plan.max_length, self.margin)
-        if self.is_itself:
-            result["summary"] = ITSELF
-        if plan.protocol.error == "population":
-            result["tool_stderrs"] = tool_errors(scores)
-        return {
-            "compared": "tokens",
-            **result,
-            **{
-                f"reference_{name}": reference[name]
-                for name in SHOWN_OF_REFERENCE
-                if name in reference
-            },
-            **self._change_per_byte(report),
-            "worst_tokens": list_tokens(
-                report.model.tokenizer, measurement, scores, worst_tokens(scores, WORST_TOKENS)
-            ),
-        }
+    is_itself: bool = False
+    scores: list[list[Columns]] | None = None
+    rounded: list[list[Columns]] | None = None
 
     def results(self, report: Report, with_tokens: bool) -> dict:
         """Build the keys of a result that compare it; see `Comparison`."""
-        return {"comparison": self.compare(report)}
-
-    def _change_per_byte(self, report: Report) -> dict:
-        """Return the change per byte, comparable across tokenizers, if offsets are known."""
-        if any(stream.offsets is None for stream in report.measurement.streams):
-            return {}
-        own = report.measurement, scores_of_reference(report.scores)
-        pieces = ByteComparison(self.reference, self.margin, *own).pieces(report)
-        by_bytes = compare_bytes(pieces, report.measurement.plan.max_length)
-        return {name: by_bytes[name] for name in CHANGE_PER_BYTE}
-
-
-@dataclass(frozen=True)
-class ValueComparison(TokenComparison):
-    """Compares the scores of tokens if one of the models returns no logits.
-
-    Attributes:
-        scores: scores of the windows of each text under the reference.
-        rounded: those in bfloat16; None if the reference itself is not in float32.
-    """
-
-    scores: list[list[Columns]]
-    rounded: list[list[Columns]] | None
-
-    def compare(self, report: Report) -> dict:
-        """Build the value of `comparison`; see the metric's documentation."""
-        beside = self._beside(report)
-        result = super().compare(replace(report, scores=beside))
-        if self.rounded is None:
-            return result
-        scores = paired_scores(report.measurement, beside)
-        rounded = np.concatenate([w["nll"] for of_text in self.rounded for w in of_text])
-        rounding = rounded.astype(np.float64) - scores["reference_nll"]
-        identity = judge_sameness(scores.differences, rounding)
-        return result | {"summary": identity["summary"], "identity": identity}
-
-    def results(self, report: Report, with_tokens: bool) -> dict:
-        """Build the keys of a result that compare it; see `Comparison`."""
-        results = super().results(report, with_tokens)
-        if not with_tokens:
-            return results
-        return results | {
-            "token_scores": replace(report, scores=self._beside(report)).token_scores()
-        }
-
-    def _beside(self, report: Report) -> list[list[Columns]]:
-        """Add the reference's values to those of the model."""
-        return [
+        if self.scores is None:
+            return {"comparison": self.compare(report)}
+        beside = [
             [
                 columns | {"reference_nll": other["nll"], "reference_top": other["top"]}
                 for columns, other in zip(*of_text)
             ]
             for of_text in zip(report.scores, self.scores)
         ]
+        report = replace(report, scores=beside)
+        result: dict = {"comparison": self.compare(report)}
+        return result | ({"token_scores": report.token_scores()} if with_tokens else {})
+
+    def compare(self, report: Report) -> dict:
+        """Build the value of `comparison`; see the metric's documentation."""
+        measurement, plan = report.measurement, report.measurement.plan
+        of_reference = [
+            [{"nll": columns["reference_nll"]} for columns in of_text] for of_text in report.scores
+        ]
+        with self.reference.as_scored():
+            totals = replace(
+                report, model=self.reference, scores=of_reference, comparison=None
+            ).totals
+        reference = totals.result()
+        scores = pair_scores(measurement, report.scores)
+        ratio = ratio_of_perplexities(report.totals, totals)
+        result = {"compared": "tokens", **compare(scores, ratio, plan.max_length, self.margin)}
+        if self.is_itself:
+            result["summary"] = ITSELF
+        if plan.protocol.error == "population":
+            result["tool_stderrs"] = tool_errors(scores)
+        for name in SHOWN_OF_REFERENCE:
+            if name in reference:
+                result[f"reference_{name}"] = reference[name]
+        if all(stream.offsets is not None for stream in measurement.streams):
+            # comparable across tokenizers
+            pieces = find_pieces((measurement, report.scores), (measurement, of_reference))
+            by_bytes = compare_bytes(pieces, plan.max_length)
+            result |= {name: by_bytes[name] for name in CHANGE_PER_BYTE}
+        result["worst_tokens"] = describe_tokens(
+            report.model.tokenizer, measurement, scores, worst_tokens(scores, WORST_TOKENS)
+        )
+        if self.rounded is not None:
+            rounded = np.concatenate([w["nll"] for of_text in self.rounded for w in of_text])
+            rounding = rounded.astype(np.float64) - scores["reference_nll"]
+            identity = judge_sameness(scores.differences, rounding)
+            result |= {"summary": identity["summary"], "identity": identity}
+        return result
 
 
-def scores_of_reference(scores: list[list[Columns]]) -> list[list[Columns]]:
-    """Replace the model's nlls by the reference's."""
-    return [[{"nll": columns["reference_nll"]} for columns in of_text] for of_text in scores]
-
-
-def paired_scores(measurement: Measurement, scores: list[list[Columns]]) -> PairedScores:
+def pair_scores(measurement: Measurement, scores: list[list[Columns]]) -> PairedScores:
     """Concatenate the scored tokens of all texts."""
     windows = [window for of_text in measurement.windows for window in of_text]
     counts = [sum(window.num_targets for window in of_text) for of_text in measurement.windows]
     texts = np.repeat(np.arange(len(counts)), counts)
     positions = np.concatenate([np.arange(window.first, window.end) for window in windows])
-    contexts = np.concatenate(
-        [
-            np.arange(window.context_length(window.first), window.context_length(window.end))
-            for window in windows
-        ]
-    )
-    starts = np.concatenate([[0], np.cumsum([len(stream) for stream in measurement.streams])])
+    lengths = [len(stream) for stream in measurement.streams]
     ids = np.concatenate([stream.ids for stream in measurement.streams])
     columns = [columns for of_text in scores for columns in of_text]
     return PairedScores(
-        [len(stream) for stream in measurement.streams],
+        lengths,
         texts,
         positions,
-        contexts,
-        ids[starts[texts] + positions],
+        np.concatenate([np.arange(w.num_targets) + w.context_length(w.first) for w in windows]),
+        ids[(np.cumsum(lengths) - lengths)[texts] + positions],
         {name: np.concatenate([of_window[name] for of_window in columns]) for name in columns[0]},
     )
 
 
-def list_tokens(
+def describe_tokens(
     tokenizer: PreTrainedTokenizerBase,
     measurement: Measurement,
     scores: PairedScores,
     places: np.ndarray,
 ) -> list[dict]:
     """Describe scored tokens: their places, and the values of both models."""
-
-    def describe(place: int) -> dict:
+    described = []
+    for place in places.tolist():
         text, position = int(scores.texts[place]), int(scores.positions[place])
         offsets = measurement.streams[text].offsets
-        values = {
-            name: float(scores.columns[name][place])
-            for name in ("kl", "nll", "reference_nll")
-            if name in scores.columns
-        }
-        tops = {
-            name: tokenizer.decode([int(scores.columns[name][place])])
-            for name in ("top", "reference_top")
-        }
-        return {
-            "text": text,
-            "position": position,
-            "offset": None if offsets is None else offsets[position].tolist(),
-            "token": tokenizer.decode([int(scores.targets[place])]),
-            **values,
-            **tops,
-        }
+        row: dict[str, object] = {"text": text, "position": position}
+        row["offset"] = None if offsets is None else offsets[position].tolist()
+        row["token"] = tokenizer.decode([int(scores.targets[place])])
+        for name in ("kl", "nll", "reference_nll"):
+            if name in scores.columns:
+                row[name] = float(scores.columns[name][place])
+        for name in ("top", "reference_top"):
+            row[name] = tokenizer.decode([int(scores.columns[name][place])])
+        described.append(row)
+    return described
 
-    return [describe(place) for place in places.tolist()]
+
+# --- by the byte ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -220,60 +176,57 @@ class ByteComparison:
     measurement: Measurement
     scores: list[list[Columns]]
 
-    def compare(self, report: Report) -> dict:
-        """Build the value of `comparison`; see the metric's documentation."""
-        pieces = self.pieces(report)
+    def results(self, report: Report, with_tokens: bool) -> dict:
+        """Build the keys of a result that compare it; see `Comparison`."""
+        pieces = find_pieces((report.measurement, report.scores), (self.measurement, self.scores))
+        comparison: dict[str, object] = {
+            "compared": "bytes",
+            **compare_bytes(pieces, report.measurement.plan.max_length, self.margin),
+        }
         identity = describe_measurement(
             self.reference,
             self.measurement.signature_fields(),
             words_given=report.word_counts is not None,
         )
-        return {
-            "compared": "bytes",
-            **compare_bytes(pieces, report.measurement.plan.max_length, self.margin),
-            **{
-                f"reference_{name}": identity[name]
-                for name in ("signature", "probe")
-                if name in identity
-            },
-        }
+        for name in ("signature", "probe"):
+            if name in identity:
+                comparison[f"reference_{name}"] = identity[name]
+        result: dict = {"comparison": comparison}
+        if with_tokens:
+            result["piece_scores"] = [
+                {
+                    "offsets": np.stack([of_text.begins, of_text.ends], axis=1).tolist(),
+                    "nll": of_text.nll.tolist(),
+                    "reference_nll": of_text.reference_nll.tolist(),
+                }
+                for of_text in pieces
+            ]
+        return result
 
-    def results(self, report: Report, with_tokens: bool) -> dict:
-        """Build the keys of a result that compare it; see `Comparison`."""
-        result: dict = {"comparison": self.compare(report)}
-        return result | ({"piece_scores": self.piece_scores(report)} if with_tokens else {})
 
-    def piece_scores(self, report: Report) -> list[dict]:
-        """List the pieces of each text, with the values of both models."""
-        return [
-            {
-                "offsets": np.stack([pieces.begins, pieces.ends], axis=1).tolist(),
-                "nll": pieces.nll.tolist(),
-                "reference_nll": pieces.reference_nll.tolist(),
-            }
-            for pieces in self.pieces(report)
-        ]
+def find_pieces(
+    *sides: tuple[Measurement, list[list[Columns]]],
+) -> list[Pieces]:
+    """List the pieces of each text that the model and the reference both score.
 
-    def pieces(self, report: Report) -> list[Pieces]:
-        """List the pieces of each text.
+    Args:
+        sides: the measurement and the scores of either.
 
-        Raises:
-            ValueError: a tokenizer gives no offsets.
-        """
-        sides = (report.measurement, report.scores), (self.measurement, self.scores)
-        if any(stream.offsets is None for side, _ in sides for stream in side.streams):
-            raise ValueError(
-                Wording(
-                    "`reference` has other tokens than the model; comparing them by characters "
-                    "requires token offsets: pass fast tokenizers for both."
-                )
+    Raises:
+        ValueError: a tokenizer gives no offsets.
+    """
+    if any(stream.offsets is None for measurement, _ in sides for stream in measurement.streams):
+        raise ValueError(
+            Wording(
+                "`reference` has other tokens than the model; comparing them by characters "
+                "requires token offsets: pass fast tokenizers for both."
             )
-        return [
-            common_pieces(text, *of_models)
-            for text, *of_models in zip(
-                report.measurement.texts, *(scored_characters(*side) for side in sides)
-            )
-        ]
+        )
+    texts = sides[0][0].texts
+    return [
+        common_pieces(text, model, reference)
+        for text, model, reference in zip(texts, *(scored_characters(*side) for side in sides))
+    ]
 
 
 def scored_characters(
@@ -308,58 +261,7 @@ def with_edges(
     return offsets, nll
 
 
-def score_values(
-    session: Session,
-    models: tuple[ScoredModel, ScoredModel],
-    measurements: Sequence[Measurement],
-    measures: Sequence[Measure],
-    margin: float | None,
-) -> tuple[Work, list[Columns], list[ValueComparison]]:
-    """Score measurements under a model and its reference, one of which returns no logits."""
-    model, reference = models
-    values: list[Measure] = [NegativeLogLikelihood(), Likeliest()]
-    other_work, other_scores = session.score([reference], measurements, values)
-    others = [of_texts for _, of_texts, _ in other_work.by_measurement(other_scores)]
-    roundings = score_rounded(session, reference, measurements)
-    comparisons = [
-        ValueComparison(reference, margin, *of_measurement)
-        for of_measurement in zip(others, roundings)
-    ]
-    together = [*measures, *(m for m in values if m not in measures)]
-    return *session.score([model], measurements, together), comparisons
-
-
-def score_rounded(
-    session: Session, reference: ScoredModel, measurements: Sequence[Measurement]
-) -> list[list[list[Columns]] | None]:
-    """Score measurements under a reference in bfloat16; None if it is not in float32."""
-    if not isinstance(reference, LanguageModel) or reference.dtype != torch.float32:
-        return [None] * len(measurements)
-    rounded = InBfloat16.of(reference)
-    with rounded.in_use():
-        rounded.check()
-        prepare_model(rounded, measurements)
-        work, scores = session.score([rounded], measurements, [NegativeLogLikelihood()])
-    return [of_texts for _, of_texts, _ in work.by_measurement(scores)]
-
-
-def is_compared_with_itself(
-    model: ScoredModel, reference: ScoredModel, measurement: Measurement
-) -> bool:
-    """Return whether two models in memory are one: the same object, or the same files and settings."""
-    if not (isinstance(model, LanguageModel) and isinstance(reference, LanguageModel)):
-        return False
-    if type(model) is not type(reference):
-        return False
-    if model.model is reference.model:
-        return True
-    one, other = (
-        describe_measurement(each, measurement.signature_fields(), words_given=False)
-        for each in (model, reference)
-    )
-    return one["signature"] == other["signature"] and f"|revision:{LIVE}|" not in str(
-        one["signature"]
-    )
+# --- forward passes -------------------------------------------------------------------------------
 
 
 def score_pair(
@@ -381,9 +283,15 @@ def score_pair(
         work and scores of the model, and the comparison of each measurement.
     """
     model, reference = models
-    if of_reference is None:
-        if not all(each.gives_logits for each in models):
-            return score_values(session, models, measurements, measures, margin)
+    comparisons: list[Comparison]
+    if of_reference is not None:
+        planned = score_alone(session, reference, of_reference, [NegativeLogLikelihood()])
+        comparisons = [
+            ByteComparison(reference, margin, *of_measurement)
+            for of_measurement in zip(of_reference, planned)
+        ]
+        return *session.score([model], measurements, measures), comparisons
+    if all(each.gives_logits for each in models):
         is_itself = is_compared_with_itself(model, reference, measurements[0])
         if is_itself and margin is not None:
             raise ArgumentError(
@@ -392,15 +300,47 @@ def score_pair(
                 "always be met",
                 advice="Load the reference with another `reference['dtype']`, such as float32.",
             )
-        work, scores = session.score(models, measurements, [*measures, Divergence()])
-        return (
-            work,
-            scores,
-            [TokenComparison(reference, margin, is_itself=is_itself)] * len(measurements),
-        )
-    other_work, other_scores = session.score([reference], of_reference, [NegativeLogLikelihood()])
+        comparisons = [TokenComparison(reference, margin, is_itself)] * len(measurements)
+        return *session.score(models, measurements, [*measures, Divergence()]), comparisons
+    values: list[Measure] = [NegativeLogLikelihood(), Likeliest()]
+    others = score_alone(session, reference, measurements, values)
+    roundings: Sequence[list[list[Columns]] | None] = [None] * len(measurements)
+    if isinstance(reference, LanguageModel) and reference.dtype == torch.float32:
+        rounded = InBfloat16.of(reference)
+        with rounded.in_use():
+            rounded.check()
+            prepare_model(rounded, measurements)
+            roundings = score_alone(session, rounded, measurements, values[:1])
     comparisons = [
-        ByteComparison(reference, margin, measurement, of_texts)
-        for measurement, of_texts, _ in other_work.by_measurement(other_scores)
+        TokenComparison(reference, margin, scores=of_windows, rounded=rounding)
+        for of_windows, rounding in zip(others, roundings)
     ]
-    return *session.score([model], measurements, measures), comparisons
+    together = [*measures, *(m for m in values if m not in measures)]
+    return *session.score([model], measurements, together), comparisons
+
+
+def score_alone(
+    session: Session,
+    model: ScoredModel,
+    measurements: Sequence[Measurement],
+    measures: Sequence[Measure],
+) -> list[list[list[Columns]]]:
+    """Score measurements under one model: the windows of each text of each measurement."""
+    work, scores = session.score([model], measurements, measures)
+    return [of_texts for _, of_texts, _ in work.by_measurement(scores)]
+
+
+def is_compared_with_itself(
+    model: ScoredModel, reference: ScoredModel, measurement: Measurement
+) -> bool:
+    """Return whether two models in memory are one: the same object, or the same files and settings."""
+    if not (isinstance(model, LanguageModel) and isinstance(reference, LanguageModel)):
+        return False
+    if type(model) is not type(reference):
+        return False
+    fields = measurement.signature_fields()
+    one, other = (
+        str(describe_measurement(each, fields, words_given=False)["signature"])
+        for each in (model, reference)
+    )
+    return model.model is reference.model or (one == other and f"|revision:{LIVE}|" not in one)
