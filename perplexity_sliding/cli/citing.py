@@ -7,8 +7,10 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..about import CITATION
 from ..argument_table import is_address
 from ..digests import describe_probe
+from ..protocols import DEFAULT_PROTOCOL, PROTOCOLS
 from .comparing import AXES, SETTINGS, change_of, label, pvalue_of, scored_share
 from .files import STANDARD_INPUT, list_files
 from .measuring import model_names
@@ -30,9 +32,7 @@ NOT_OF_THE_NUMBER = {"--cite": 0, "--quiet": 0, "-q": 0, "--verbose": 0, "-v": 0
 NOT_OF_THE_NUMBER |= {"--output": 1, "-o": 1, "--plot": 1, "--html": 1, "--show": 0}
 
 
-def of_results(
-    results: Sequence[dict], args: argparse.Namespace, metric, axes: Sequence[str] = ()
-) -> str:
+def of_results(results: Sequence[dict], args: argparse.Namespace, axes: Sequence[str] = ()) -> str:
     """Return a sentence per result, the models, texts, command and signatures, and BibTeX.
 
     Args:
@@ -57,14 +57,14 @@ def of_results(
     digests = dict.fromkeys(result["texts_digest"] for result in results)
     lines += [f"Texts read: digest {digest}" for digest in digests]
     lines.append(f"Command:    {command(args.argv)}")
-    sentences = (write_sentence(result, results[0], args, metric, axes) for result in results)
+    sentences = (write_sentence(result, results[0], args, axes) for result in results)
     signed = "\n".join(f"{result['signature']}{describe_probe(result)}" for result in results)
     parts = ["\n\n".join(sentences), "\n".join(lines), signed]
-    return "\n\n".join([*parts, metric.citation.strip()])
+    return "\n\n".join([*parts, CITATION.strip()])
 
 
 def write_sentence(
-    result: dict, first: dict, args: argparse.Namespace, metric, axes: Sequence[str] = ()
+    result: dict, first: dict, args: argparse.Namespace, axes: Sequence[str] = ()
 ) -> str:
     """Return a sentence with the number, its interval, its settings, and its change from the first."""
     fields = signature_fields(result)
@@ -84,7 +84,7 @@ def write_sentence(
         window=fields["window"],
         stride=fields["stride"],
         protocol=name,
-        source="" if name == metric.default_protocol else f", {metric.protocols[name].source}",
+        source="" if name == DEFAULT_PROTOCOL else f", {PROTOCOLS[name].source}",
         signature=result["signature_short"],
         version=fields["version"],
         change=with_minus(describe_changes(result, first, args, axes)),

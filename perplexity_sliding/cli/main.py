@@ -61,26 +61,25 @@ def run(args: argparse.Namespace) -> int:
             texts = open_texts(args)
             files = [chain([next(texts)], texts)]  # report an unreadable file before slow imports
         progress.status("Loading the libraries")
-        metric = load_metric(args)
+        compute = load_metric(args)
         progress.status(f"Loading {os.path.basename(args.model_id.rstrip('/'))}")
-        report = measure(metric, files, args, progress)
+        report = measure(compute, files, args, progress)
     finally:
         progress.close()
     if is_one_of_several(args):
         return verdict(report, args)[0]  # the first process of the torchrun writes
     if args.stored:
-        repeated = json.loads("".join(output.render(report, args, metric=None)))
+        repeated = json.loads("".join(output.render(report, args)))
         outcome = verifying.compare(output.finite(args.stored), repeated)
         to_stdout([verifying.describe(outcome)])
         return 0 if outcome.is_verified else ABOVE_LIMIT
-    return deliver(report, args, metric, plots)
+    return deliver(report, args, plots)
 
 
-def deliver(report: Report, args: argparse.Namespace, metric=None, plots=None) -> int:
+def deliver(report: Report, args: argparse.Namespace, plots=None) -> int:
     """Write the files, then print; return the exit code, which is determined first.
 
     Args:
-        metric: provides the citation; None without --cite.
         plots: the module that draws, if needed.
 
     Raises:
@@ -91,8 +90,8 @@ def deliver(report: Report, args: argparse.Namespace, metric=None, plots=None) -
     if args.show or args.html:
         from . import showing
     writers = {
-        args.output: lambda: output.write(report, args, metric),
-        args.html: lambda: showing.write_report(report, args, metric),
+        args.output: lambda: output.write(report, args),
+        args.html: lambda: showing.write_report(report, args),
         args.plot: lambda: plots.draw(report, args.plot),
     }
     written, failures = [], []
@@ -106,7 +105,7 @@ def deliver(report: Report, args: argparse.Namespace, metric=None, plots=None) -
     if args.show and sys.stdout is not None:
         showing.print_texts(report.shown)
     if args.output is None and sys.stdout is not None:
-        to_stdout(output.printed(report, args, metric))
+        to_stdout(output.printed(report, args))
     for sentence in [*missed, *([] if args.hides_progress else filter(None, written))]:
         say(sentence)
     for error in failures[1:]:

@@ -26,7 +26,7 @@ STYLES = {"title": "bold", "number": "bold cyan", "error": "red", "better": "gre
 STYLES["signature"] = "green"
 
 
-def write(report: Report, args: argparse.Namespace, metric) -> str | None:
+def write(report: Report, args: argparse.Namespace) -> str | None:
     """Write the report to --output; return a message about it.
 
     Raises:
@@ -38,7 +38,7 @@ def write(report: Report, args: argparse.Namespace, metric) -> str | None:
     if args.format == "parquet":
         write_parquet(tidy_rows(report, args), args.output)
     else:
-        write_pieces(render(report, args, metric), args.output)
+        write_pieces(render(report, args), args.output)
     said = []
     if args.format in DATA_FORMATS and args.format != "json":
         said.append(plural(count_rows(report, args), "row"))
@@ -58,19 +58,19 @@ def plural(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
-def printed(report: Report, args: argparse.Namespace, metric) -> Iterator[str]:
+def printed(report: Report, args: argparse.Namespace) -> Iterator[str]:
     """Return the report for standard output, with colours and escaped controls on a terminal."""
     if not sys.stdout.isatty():
-        return render(report, args, metric)
+        return render(report, args)
     if args.format != "text" or args.cite:
-        return map(harmless, render(report, args, metric))
+        return map(harmless, render(report, args))
     return as_text(report, args, colours(), explains=True)
 
 
-def render(report: Report, args: argparse.Namespace, metric) -> Iterator[str]:
+def render(report: Report, args: argparse.Namespace) -> Iterator[str]:
     """Return the report in the requested format, piece by piece, without colours."""
     if args.cite:
-        return map(harmless, [citing.of_results(report.results, args, metric, report.axes) + "\n"])
+        return map(harmless, [citing.of_results(report.results, args, report.axes) + "\n"])
     if args.format == "json":
         return chain(json_pieces(as_json(report, args)), "\n")
     if args.format == "jsonl":

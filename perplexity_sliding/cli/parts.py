@@ -8,7 +8,7 @@ restores the order of the texts, and all numbers are those of a single run.
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -24,32 +24,19 @@ SHARED = {
 }
 
 
-@dataclass
 class Part:
-    """The texts that a part has read and scored so far.
+    """The texts that a part has read and scored so far: of `total` texts, the one at `number`."""
 
-    Attributes:
-        num_texts: number of texts read, of which every `total`-th is scored.
-        number, total: the number of the part, and of all parts.
-        totals: totals of the scored texts; None without any.
-        places: positions of the scored texts among all.
-        digests: digests of the scored texts.
-    """
-
-    number: int
-    total: int
-    num_texts: int = 0
-    totals: object = None
-    places: list[int] = field(default_factory=list)
-    digests: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._hash = hashlib.sha256()
+    def __init__(self, number: int, total: int) -> None:
+        self.number, self.total, self.num_texts = number, total, 0
+        self.places: list[int] = []  # of the scored texts among all
+        self.digests: list[str] = []  # of the scored texts
+        self.hash = hashlib.sha256()
 
     def take(self, texts: Iterable[Text]) -> Iterator[Text]:
         """Yield the texts of the part, and hash all texts."""
         for text in texts:
-            self._hash.update(repr((text.context, text.chat, text.text, text.error)).encode())
+            self.hash.update(repr((text.context, text.chat, text.text, text.error)).encode())
             place, self.num_texts = self.num_texts, self.num_texts + 1
             if place % self.total == self.number - 1:
                 yield replace(text, place=place, share=text.share * self.total)
@@ -59,23 +46,24 @@ class Part:
         self.places += [text.place for text in texts]
         self.digests += [str(totals.texts_digest.value) for totals in text_totals]
 
-    def to_json(self, report: dict) -> str:
+    def to_json(self, totals, **more: object) -> str:
         """Return the part as JSON with a checksum.
 
         Args:
-            report: further fields to store.
+            totals: those of the scored texts; None without any.
+            more: further fields to store.
         """
         body = {
             "kind": KIND,
             "part": self.number,
             "total": self.total,
             "num_texts": self.num_texts,
-            "digest": self._hash.hexdigest(),
-            "signature": None if self.totals is None else self.totals.identity["signature"],
+            "digest": self.hash.hexdigest(),
+            "signature": None if totals is None else totals.identity["signature"],
             "places": self.places,
             "digests": self.digests,
-            "totals": None if self.totals is None else self.totals.to_json(),
-            **report,
+            "totals": None if totals is None else totals.to_json(),
+            **more,
         }
         return json.dumps(body | {"checksum": checksum(body)}) + "\n"
 
@@ -103,22 +91,28 @@ def read_part(path: str) -> dict:
     return body
 
 
-def read_parts(paths: Sequence[str]) -> list[dict]:
-    """Read all parts of a run, in their order.
+def read_parts(paths: Sequence[str]) -> tuple[dict, object, list[dict], list[int]]:
+    """Read all parts of a run, and add them up in the order of the corpus.
+
+    Returns:
+        the first part, the totals, the rows of files and refused texts, and the bytes of prose and of
+        its originals.
 
     Raises:
-        ValueError: some are missing, duplicate, damaged, or of other runs.
+        ValueError: some are missing, duplicate, damaged, or of other runs, or nothing was scored.
     """
-    named = [(path, read_part(path)) for path in paths]
-    first_path, first = named[0]
-    for path, part in named:
+    from ..results.totals import Totals
+
+    parts = [read_part(path) for path in paths]
+    first = parts[0]
+    for path, part in zip(paths, parts):
         for key, what in SHARED.items():
             if part[key] != first[key] and None not in (part[key], first[key]):
                 raise ValueError(
-                    f"{path} does not belong to {first_path}: {what} ({key} {part[key]} instead of "
+                    f"{path} does not belong to {paths[0]}: {what} ({key} {part[key]} instead of "
                     f"{first[key]}). Score all parts with the same command, except for --part."
                 )
-    parts = sorted((part for _, part in named), key=lambda part: part["part"])
+    parts.sort(key=lambda part: part["part"])
     numbers = [part["part"] for part in parts]
     doubled = sorted({number for number in numbers if numbers.count(number) > 1})
     missing = sorted({*range(1, first["total"] + 1)} - {*numbers})
@@ -126,20 +120,14 @@ def read_parts(paths: Sequence[str]) -> list[dict]:
         if which:
             listed = ", ".join(f"{number}/{first['total']}" for number in which)
             raise ValueError(f"--merge requires every part once, but {listed} is {what}.")
-    return parts
-
-
-def merge_totals(parts: Sequence[dict], read_totals) -> object:
-    """Add the totals of parts, their texts in the order of the corpus.
-
-    Args:
-        read_totals: the engine's `Totals.from_json`.
-    """
-    scored = [read_totals(part["totals"]) for part in parts if part["totals"] is not None]
-    if not scored:
+    totals = sum(Totals.from_json(part["totals"]) for part in parts if part["totals"] is not None)
+    if not totals:
         raise ValueError("No text in the parts could be scored.")
-    totals = sum(scored)
-    places = list(chain.from_iterable(part["places"] for part in parts))
-    digests = list(chain.from_iterable(part["digests"] for part in parts))
+    places, digests, rows = (
+        list(chain.from_iterable(part[name] for part in parts))
+        for name in ("places", "digests", "rows")
+    )
     order = sorted(range(len(places)), key=places.__getitem__)
-    return totals.take(order, [int(digests[number]) for number in order])
+    rows.sort(key=lambda row: row["place"])
+    num_bytes = [sum(sizes) for sizes in zip(*(part["num_bytes"] for part in parts))]
+    return parts[0], totals.take(order, [int(digests[place]) for place in order]), rows, num_bytes

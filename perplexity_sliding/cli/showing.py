@@ -100,24 +100,24 @@ def _sentence(word: Surprise) -> str:
     return f"{said} The model expected “{expected}” ({100 * math.exp(-nll):.0f} %)."
 
 
-def write_report(report_: Report, args: argparse.Namespace, metric) -> str:
+def write_report(report_: Report, args: argparse.Namespace) -> str:
     """Write the report atomically; return a message about it.
 
     Raises:
         OSError: writing fails; an existing file is unchanged.
     """
-    write_pieces([report(**of_report(report_, args, metric))], args.html)
+    write_pieces([report(**of_report(report_, args))], args.html)
     return f"wrote {args.html}"
 
 
-def of_report(report_: Report, args: argparse.Namespace, metric) -> dict:
+def of_report(report_: Report, args: argparse.Namespace) -> dict:
     """Return the arguments of the report."""
     result = report_.results[0]
     readings = [replace(reading, result=result) for reading in report_.shown]
     notes = notes_on(report_)
     if report_.has_more_texts:
         notes.append(f"The numbers cover all texts; the first {SHOWN:,} characters are shown.")
-    citation = citing.of_results(report_.results, args, metric, report_.axes)
+    citation = citing.of_results(report_.results, args, report_.axes)
     pairs = []
     if args.reference:
         pairs, readings = list(_pairs(readings, result, report_.reference)), []
