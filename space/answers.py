@@ -105,7 +105,7 @@ def interval_of(scored: Scored) -> Sequence[float] | None:
 
 def worst_word(scored: Scored) -> dict | None:
     """Return the word that surprised most per token, its chance and what was expected."""
-    worst = next(iter(most_surprising(scored, 1)), None)
+    worst = next(iter(most_surprising([scored], 1)), None)
     return worst and {
         "word": worst.word,
         "piece": worst.piece,

@@ -54,13 +54,10 @@ def _draw_texts(console: Console, readings: Sequence[Reading]) -> None:
         console.print()
     console.print(_legend() if in_colour else Text(MARKED))
     console.print()
-    words = sorted(
-        (word for reading in readings for word in most_surprising(reading, MOST_SURPRISING)),
-        key=lambda word: -word.nll,
-    )
+    words = most_surprising(readings, MOST_SURPRISING)
     if words:
         console.print(Text("Most surprising words", "bold"))
-    for word in words[:MOST_SURPRISING]:
+    for word in words:
         console.print(Text(harmless(_sentence(word))))
     console.print()
 

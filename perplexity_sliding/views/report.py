@@ -186,7 +186,7 @@ def reading_view(reading: Reading, place: int) -> str:
 
 def _story(reading: Reading) -> str:
     """Write the most surprising word, its probability and the expected token."""
-    worst = next(iter(most_surprising(reading, 1)), None)
+    worst = next(iter(most_surprising([reading], 1)), None)
     if worst is None:
         return ""
     expected = ""

@@ -9,7 +9,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -293,30 +293,29 @@ class Surprise(NamedTuple):
     expected: tuple[str, float] | None
 
 
-def most_surprising(reading: Reading, most: int) -> list[Surprise]:
-    """List the words that surprised most per token, the first first.
+def most_surprising(readings: Iterable[Reading], most: int) -> list[Surprise]:
+    """List the words of all texts that surprised most per token, the first first.
 
     In scripts without spaces, such as Chinese, a word is the tokens that together encode one character.
     """
-    segments, text = text_segments(reading)
-    words: dict[int, list[int]] = {}
-    for piece, segment in enumerate(segments):
-        if segment.first is not None:
-            words.setdefault(_begin_of_word(text, segment), []).append(piece)
     found = []
-    for pieces in words.values():
-        own = [
-            reading.tokens["nll"][slice(segments[p].first, segments[p].last + 1)] for p in pieces
-        ]
-        first, last = segments[pieces[0]], segments[pieces[-1]]
-        word = text[first.start : last.end]
-        if any(None in nlls for nlls in own) or not any(map(str.isalpha, word)):
-            continue
-        losses = list(map(sum, own))
-        worst, nll = pieces[losses.index(max(losses))], sum(losses)
-        expected = _expected(reading.tokens, segments[worst], text)
-        per_token = nll / (last.last - first.first + 1)
-        found.append(Surprise(_visible(word), worst, nll, per_token, expected))
+    for reading in readings:
+        nlls, (segments, text) = reading.tokens["nll"], text_segments(reading)
+        words: dict[int, list[int]] = {}
+        for piece, segment in enumerate(segments):
+            if segment.first is not None:
+                words.setdefault(_begin_of_word(text, segment), []).append(piece)
+        for pieces in words.values():
+            own = [nlls[segments[piece].first : segments[piece].last + 1] for piece in pieces]
+            first, last = segments[pieces[0]], segments[pieces[-1]]
+            word = text[first.start : last.end]
+            if any(None in of_piece for of_piece in own) or not any(map(str.isalpha, word)):
+                continue
+            losses = list(map(sum, own))
+            worst, nll = pieces[losses.index(max(losses))], sum(losses)
+            expected = _expected(reading.tokens, segments[worst], text)
+            per_token = nll / (last.last - first.first + 1)
+            found.append(Surprise(_visible(word), worst, nll, per_token, expected))
     return sorted(found, key=lambda surprise: -surprise.nll_per_token)[:most]
 
 

@@ -99,7 +99,7 @@ READ = {
 def test_the_most_surprising_word_is_so_per_token():
     """By their sums, long words always won."""
     reading = Reading("a Josiah b, c", READ, {}, "model")
-    assert [word.word for word in most_surprising(reading, 9)] == ["b", "c", "Josiah"]
+    assert [word.word for word in most_surprising([reading], 9)] == ["b", "c", "Josiah"]
     told = worst_word(reading)
     assert (told["word"], told["piece"], told["odds"]) == ("b", 4, odds(12.0))
     tokens = READ | {"nll": [None, 13.0, 12.0, 14.0, 12.0, 1.0, 9.0]}
