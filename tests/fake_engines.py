@@ -1,7 +1,7 @@
 """Engines in the test process, with a tiny model of transformers behind them.
 
 `FakeServer` tells the truth in vLLM's, OpenAI's and SGLang's forms, as their documentation has them;
-its subclasses in test_served_faults.py lie, each in one way.  `FakeLLM` is what `vllm.LLM` is.
+its subclasses in test_served.py lie, each in one way.  `FakeLLM` is what `vllm.LLM` is.
 """
 
 import json
@@ -14,6 +14,19 @@ from types import ModuleType, SimpleNamespace
 import torch
 
 LOCK = threading.Lock()
+
+
+@torch.inference_mode()
+def distributions(model, ids):
+    """Log-probabilities (T, V) after each token of a prompt."""
+    with LOCK:
+        return model(torch.tensor([ids])).logits[0].double().log_softmax(-1)
+
+
+def ranked(before, token, number):
+    """(Log-probability, rank) of a token and of the likeliest, by id, from log-probabilities (V,)."""
+    named = [token, *before.topk(number or 0).indices.tolist()]
+    return {t: (before[t].item(), 1 + int((before > before[t]).sum())) for t in named}
 
 
 class FakeServer:
@@ -55,15 +68,9 @@ class FakeServer:
 
     # --- the model ---------------------------------------------------------------------------------
 
-    @torch.inference_mode()
-    def distributions(self, ids, body):
-        """Log-probabilities (T, V) after each token of a prompt."""
-        with LOCK:
-            return self.model(torch.tensor([ids])).logits[0].double().log_softmax(-1)
-
     def values(self, ids, body):
         """The log-probability of each token of a prompt, None for the first; and what it is one of."""
-        after = self.distributions(ids, body)
+        after = distributions(self.model, ids)
         return [None, *(after[i - 1, ids[i]].item() for i in range(1, len(ids)))], after
 
     # --- vLLM and OpenAI ---------------------------------------------------------------------------
@@ -79,11 +86,7 @@ class FakeServer:
         if body["max_tokens"] < 1 and "openai" not in self.forms:
             return 400, {"error": {"message": "max_tokens must be at least 1"}}
         choices = [{"index": k, **self.choice(ids, body)} for k, ids in enumerate(prompts)]
-        return 200, {"object": "text_completion", "choices": self.ordered(choices)}
-
-    def ordered(self, choices):
-        """vLLM sends them in the order of their index; the form allows any."""
-        return choices[::-1]
+        return 200, {"object": "text_completion", "choices": choices[::-1]}  # any order is allowed
 
     def choice(self, ids, body):
         values, after = self.values(ids, body)
@@ -106,14 +109,9 @@ class FakeServer:
     def entry(self, value, before, token, number):
         if value is None:
             return None
-        tops = before.topk(max(1, number))
-        likeliest = list(zip(tops.indices.tolist(), tops.values.tolist()))[:number]
-        rank = 1 + int((before > before[token]).sum())
-        entry = {token: {"logprob": value, "rank": rank}}
-        for place, (other, logprob) in enumerate(likeliest, 1):
-            if other != token:
-                entry[other] = {"logprob": logprob, "rank": place}
-        return {str(name): found for name, found in entry.items()}
+        found = ranked(before, token, number)
+        found[token] = value, found[token][1]  # a liar's may be another
+        return {str(t): {"logprob": v, "rank": rank} for t, (v, rank) in found.items()}
 
     def echo(self, ids, values, after, answer, body):
         tokens = [*ids, answer][: len(ids) + body["max_tokens"]]
@@ -242,39 +240,29 @@ class FakeLLM:
     def answer(self, ids, params):
         if len(ids) + params.max_tokens > self.llm_engine.model_config.max_model_len:
             raise ValueError(f"The decoder prompt (length {len(ids)}) is too long.")
-        after = self.distributions(ids, params)
-        pairs = zip(after, ids[1:])
-        of_prompt = [None, *(self.entry(*pair, params.prompt_logprobs, params) for pair in pairs)]
-        allowed = params.allowed_token_ids
-        answer = int(after[-1].argmax()) if allowed is None else allowed[0]
-        of_answer = [self.entry(after[-1], answer, params.logprobs, params)]
+        after = self.distributions(ids)
+        number = params.prompt_logprobs
+        of_prompt = [None, *(self.entry(*pair, number) for pair in zip(after, ids[1:]))]
+        answer = (params.allowed_token_ids or [int(after[-1].argmax())])[0]
+        of_answer = [self.entry(after[-1], answer, params.logprobs)]
         output = SimpleNamespace(
             token_ids=[answer], logprobs=None if params.logprobs is None else of_answer
         )
         return SimpleNamespace(
             prompt_token_ids=ids,
-            prompt_logprobs=None if params.prompt_logprobs is None else of_prompt,
+            prompt_logprobs=None if number is None else of_prompt,
             outputs=[output],
         )
 
-    @torch.inference_mode()
-    def distributions(self, ids, params):
-        """Log-probabilities (T, V) after each token of a prompt."""
-        return self.model(torch.tensor([ids])).logits[0].double().log_softmax(-1)
+    def distributions(self, ids):
+        return distributions(self.model, ids)
 
-    def entry(self, before, token, number, params):
-        named = [token, *before.topk(number or 0).indices.tolist()]
-        return {
-            other: SimpleNamespace(
-                logprob=before[other].item(),
-                rank=1 + int((before > before[other]).sum()),
-            )
-            for other in named
-        }
+    def entry(self, before, token, number):
+        found = ranked(before, token, number)
+        return {t: SimpleNamespace(logprob=v, rank=rank) for t, (v, rank) in found.items()}
 
 
 def fake_vllm():
-    """The package, as far as it is imported."""
     package = ModuleType("vllm")
     package.__version__, package.SamplingParams = "1.2.3", FakeSamplingParams
     return package

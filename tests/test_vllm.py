@@ -233,9 +233,9 @@ class Updated(FakeLLM):
 
     asked = 0
 
-    def distributions(self, ids, params):
+    def distributions(self, ids):
         self.asked += 1
-        return super().distributions(ids, params).mul(1 + 0.2 * (self.asked > 10)).log_softmax(-1)
+        return super().distributions(ids).mul(1 + 0.2 * (self.asked > 10)).log_softmax(-1)
 
 
 class WithoutPrompt(FakeLLM):
@@ -251,7 +251,7 @@ class WithoutPrompt(FakeLLM):
         (Processed, "probability 0 or 1 to 1 of 127 random tokens"),
         (NotANumber, "no log-probability but nan"),
         (Updated, "returns different values for the same tokens than at the start"),
-        (WithoutPrompt, "no `prompt_logprobs`"),
+        (WithoutPrompt, "values of 0 tokens to 127"),
     ],
 )
 def test_engines_that_lie(metric, demo, monkeypatch, liar, reason):

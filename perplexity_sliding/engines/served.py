@@ -1,22 +1,25 @@
 """A model that returns the log-probabilities of tokens instead of logits, and what it is tested for.
 
-It is a server of vLLM, SGLang or OpenAI's legacy completions API, or, with the same interface, an
-engine in this process.  The value of a token must depend only on the tokens before it; random prompts
-show whether it does, and their values are kept, by which the same model is recognised later.
+It is a server of vLLM, SGLang or OpenAI's legacy completions API, or a live `vllm.LLM`.  The value of a
+token must depend only on the tokens before it; random prompts show whether it does, and their values are
+kept, by which the same model is recognised later.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import islice
+from typing import Any, Protocol
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from ..models.identity import PROBE_TOKENS, probe_text
+from ..errors import ArgumentError
+from ..models.identity import PROBE_TOKENS, check_tokenizer, model_name, probe_text
 from ..models.interface import Batch, EngineModel, LogitBlocks, Prefix
+from ..plan.tokenization import shared_lock
 from ..plan.windows import ContextLimit
-from .server_apis import AnswerError, LogprobsAPI, Prompt, ServerError, TokenValues
+from .server_apis import VLLM, AnswerError, LogprobsAPI, Prompt, ServerError, TokenValues
 
 # Tokens of the known prompt in every request.
 CANARY_LENGTH = 16
@@ -30,16 +33,15 @@ EXACTLY = 1e-5
 TOO_LONG = {400, 413, 422}
 # Tokens to put in the place of one; the value of a single one may be that of the original by chance.
 REPLACEMENTS = 3
+# Requests per call of a live vLLM, which batches them itself.
+REQUESTS_AT_A_TIME = 8
 
 
 class Source(Protocol):
-    """A source of the values of tokens: a server, or an engine in this process.
+    """A source of the values of tokens: a server, or an engine in this process."""
 
-    Attributes:
-        api: its API.
-    """
-
-    api: LogprobsAPI
+    @property
+    def api(self) -> LogprobsAPI: ...
 
     def connected(self) -> AbstractContextManager:
         """Keep connections open within the context."""
@@ -80,11 +82,6 @@ class Identity:
     canary: Prompt
     canary_nll: np.ndarray
 
-    @property
-    def mean(self) -> float:
-        """Mean negative log-likelihood of the random tokens, in nats per token."""
-        return float(self.nll.mean())
-
     def is_of(self, source: Source) -> bool:
         """Ask again; return whether it is still the same model."""
         return not differ(source.values([self.probe])[0].nll, self.nll)
@@ -99,11 +96,13 @@ class ServedModel(EngineModel):
         engine: name and version of the program that runs it, for the signature.
         dtype: dtype of its computations, if known.
         vocabulary_size: size of the tokenizer's vocabulary; the server's may be larger.
+        identity: its values of the test prompts; known after `check`.
     """
 
     gives_logits = False
     num_embeddings = None
     by_blocks = False
+    identity: Identity
 
     def __init__(
         self,
@@ -120,18 +119,10 @@ class ServedModel(EngineModel):
         self.name, self.description, self.engine = name, description, engine
         self.limit, self.dtype = limit, dtype
         self.vocabulary_size = int(max(tokenizer.get_vocab().values())) + 1
-        self._identity: Identity | None = None
-
-    @property
-    def identity(self) -> Identity:
-        """The model's values of the test prompts; known after `check`."""
-        if self._identity is None:
-            raise RuntimeError(f"{self.description} must be checked first: call check().")
-        return self._identity
 
     def measure_probe(self) -> float:
         """Return the mean nll of the probe text in nats per token, up to the server's limit."""
-        return self.identity.mean
+        return float(self.identity.nll.mean())
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -142,21 +133,21 @@ class ServedModel(EngineModel):
     def check(self) -> None:
         """Test the model, unless it is the model that was tested before.
 
+        The prompts are as long as the probe text, or half as long until the server accepts them.
+
         Raises:
             ValueError: its values are inconsistent.
         """
-        if self._identity is None or not self._identity.is_of(self.source):
-            self._identity = self._test()
-
-    def _test(self) -> Identity:
-        """Test prompts as long as the probe text, or half as long until the server accepts them."""
+        if hasattr(self, "identity") and self.identity.is_of(self.source):
+            return
         length = PROBE_TOKENS
         if self.limit.readable is not None:
             length = min(length, self.limit.readable + 1)  # the last token may be forced
         while True:
-            test = ServerTest(self.source, self.tokenizer, self.vocabulary_size, length)
+            ids = probe_text(self.vocabulary_size, length)
             try:
-                return test.run()
+                self.identity = try_source(self.source, self.tokenizer, ids)
+                return
             except ServerError as error:
                 is_limit = self.limit.readable is None and error.status in TOO_LONG
                 if not is_limit or length <= CANARY_LENGTH:
@@ -174,11 +165,7 @@ class ServedModel(EngineModel):
         """Do nothing: answers are checked as they arrive."""
 
     def logits(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
-        """Refuse to return logits, see `gives_logits`.
-
-        Raises:
-            TypeError: always.
-        """
+        """Refuse to return logits, see `gives_logits`."""
         raise TypeError(f"{self.description} returns no logits")
 
     def tokenize(self, text: str) -> list[int] | None:
@@ -195,127 +182,13 @@ class ServedModel(EngineModel):
 
     def signature_fields(self) -> dict[str, object]:
         """Return the known settings that scores of given tokens depend on."""
-        revision = f"measured({self.identity.mean:.3f})"
+        revision = f"measured({self.measure_probe():.3f})"
         dtype = {} if self.dtype is None else {"dtype": self.dtype}
         return {"model": self.name, "revision": revision, **dtype, "engine": self.engine}
 
 
-class Refusal(ValueError):
-    """A server's answers to the test prompts are inconsistent."""
-
-
-class ServerTest:
-    """Four tests of a source with random prompts.
-
-    Args:
-        length: tokens of the longest prompt, with the one that is forced.
-    """
-
-    def __init__(
-        self,
-        source: Source,
-        tokenizer: PreTrainedTokenizerBase,
-        vocabulary_size: int,
-        length: int,
-    ) -> None:
-        self.source, self.start_id = source, tokenizer.bos_token_id
-        ordinary = set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids)
-        self.ordinary = np.array(sorted(ordinary))
-        self.ids = probe_text(vocabulary_size, length)
-        self.longest = length - 1  # such a prompt has room for an answer
-
-    def run(self) -> Identity:
-        """Run all tests.
-
-        Raises:
-            AnswerError: an answer has an invalid format.
-            Refusal: the answers are inconsistent.
-            ServerError: there is no answer.
-        """
-        probe = Prompt(self.ids)
-        if self.source.api.forces:
-            probe = Prompt(self.ids[:-1], self.ids[-1])
-        nll = self.source.values([probe])[0].nll
-        self.check_possible(nll)
-        self.check_places(probe, nll)
-        self.check_start()
-        self.check_repeats()
-        canary = Prompt(self.draw(min(self.longest, CANARY_LENGTH), seed=1))
-        return Identity(probe, nll, canary, self.source.values([canary])[0].nll)
-
-    def draw(self, length: int, seed: int | None = None) -> list[int]:
-        """Draw random ordinary tokens."""
-        return np.random.default_rng(seed).choice(self.ordinary, length).tolist()
-
-    def check_possible(self, nll: np.ndarray) -> None:
-        """Refuse random tokens that are certain or impossible."""
-        if np.isinf(nll).all():
-            raise Refusal(
-                f"it assigns probability 0 to all of {len(nll)} random tokens: its model's outputs "
-                "overflow or are not numbers. Check its weights and precision (vLLM: --dtype)."
-            )
-        wrong = int((np.isinf(nll) | (nll < EXACTLY)).sum())
-        if wrong:
-            raise Refusal(
-                f"it assigns probability 0 or 1 to {wrong} of {len(nll)} random tokens, so its "
-                "distribution is truncated by the sampling of answers. vLLM: start it with "
-                "--logprobs-mode raw_logprobs, which is its default, and --generation-config vllm."
-            )
-
-    def check_places(self, probe: Prompt, expected: np.ndarray) -> None:
-        """Refuse values at wrong tokens: of a replaced token, the first value to change is its own."""
-        place = len(probe.ids) // 2
-        others = [
-            probe._replace(ids=[*probe.ids[:place], other, *probe.ids[place + 1 :]])
-            for other in self.draw(REPLACEMENTS, seed=5)
-        ]
-        moved = [np.abs(values.nll - expected) for values in self.source.values(others)]
-        first = [np.flatnonzero(each > MOST_SPREAD)[0] for each in moved if max(each) > MOST_SPREAD]
-        if first and min(first) != place - 1:
-            raise Refusal(
-                f"after replacing token {place} of a prompt, the first value to change was that of "
-                f"token {min(first) + 1}: its values are at the wrong tokens."
-            )
-
-    def check_start(self) -> None:
-        """Refuse a server that adds a start token to prompts without one."""
-        if self.start_id is None:
-            return
-        ids = self.draw(min(self.longest, CANARY_LENGTH) - 1, seed=4)
-        bare, after = self.source.values([Prompt(ids), Prompt([self.start_id, *ids])])
-        if np.allclose(bare.nll, after.nll[1:], rtol=0, atol=EXACTLY):
-            raise Refusal(
-                f"{len(ids)} tokens have the same values with and without a start token (id "
-                f"{self.start_id}) before them: it adds one itself, even to windows in the middle of "
-                "a text. Disable that."
-            )
-
-    def check_repeats(self) -> None:
-        """Refuse values that depend on earlier requests or on other prompts, as by a stale cache.
-
-        The prompt is not seeded, because a server may have cached that of an earlier run.
-        """
-        fresh = self.draw(self.longest)
-        half = self.longest // 2
-        following = fresh[:half] + self.draw(self.longest - half)
-        alone = self.source.values([Prompt(fresh)])[0].nll
-        again = self.source.values([Prompt(following), Prompt(fresh)])
-        for size, values in zip((half - 1, self.longest - 1), again):
-            if differ(values.nll[:size], alone[:size]):
-                place = int(np.nanargmax(np.abs(values.nll[:size] - alone[:size])))
-                raise Refusal(
-                    "the values of the same tokens differ in a second request: token "
-                    f"{place + 1} {-alone[place]:.4f} and then {-values.nll[place]:.4f}, "
-                    f"{alone[:size].mean():.4f} and {values.nll[:size].mean():.4f} nats per token on "
-                    "average. Disable prefix caching (vLLM: --no-enable-prefix-caching; SGLang: "
-                    "--disable-radix-cache)."
-                )
-
-
 def differ(values: np.ndarray, expected: np.ndarray) -> bool:
     """Return whether values (N,) in nats differ by more than rounding."""
-    if values.shape != expected.shape:
-        return True
     with np.errstate(invalid="ignore"):
         difference = values - expected
     return not (
@@ -329,3 +202,198 @@ def changed_model(description: str) -> ValueError:
         "was restarted with another model or other settings, or several models answer at one address. "
         "A checkpoint has only windows of the first. Run the same command again."
     )
+
+
+# --- what a source is tested for ------------------------------------------------------------------
+
+
+class Refusal(ValueError):
+    """A server's answers to the test prompts are inconsistent."""
+
+
+def try_source(source: Source, tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> Identity:
+    """Test a source with random prompts of at most `len(ids)` tokens, the forced one included.
+
+    Raises:
+        AnswerError: an answer has an invalid format.
+        Refusal: values are impossible, at wrong tokens, after a start token that was not sent, or
+            different in a second request.
+        ServerError: there is no answer.
+    """
+    ordinary = np.array(
+        sorted(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids))
+    )
+
+    def draw(length: int, seed: int | None = None) -> list[int]:
+        return np.random.default_rng(seed).choice(ordinary, length).tolist()
+
+    probe = Prompt(ids[:-1], ids[-1]) if source.api.forces else Prompt(ids)
+    nll = source.values([probe])[0].nll
+    if np.isinf(nll).all():
+        raise Refusal(
+            f"it assigns probability 0 to all of {len(nll)} random tokens: its model's outputs "
+            "overflow or are not numbers. Check its weights and precision (vLLM: --dtype)."
+        )
+    wrong = int((np.isinf(nll) | (nll < EXACTLY)).sum())
+    if wrong:
+        raise Refusal(
+            f"it assigns probability 0 or 1 to {wrong} of {len(nll)} random tokens, so its "
+            "distribution is truncated by the sampling of answers. vLLM: start it with "
+            "--logprobs-mode raw_logprobs, which is its default, and --generation-config vllm."
+        )
+
+    # of a replaced token, the first value to change is its own
+    place = len(probe.ids) // 2
+    others = [
+        probe._replace(ids=[*probe.ids[:place], other, *probe.ids[place + 1 :]])
+        for other in draw(REPLACEMENTS, seed=5)
+    ]
+    moved = [np.flatnonzero(np.abs(of.nll - nll) > MOST_SPREAD) for of in source.values(others)]
+    first = min((int(changed[0]) for changed in moved if len(changed)), default=place - 1)
+    if first != place - 1:
+        raise Refusal(
+            f"after replacing token {place} of a prompt, the first value to change was that of "
+            f"token {first + 1}: its values are at the wrong tokens."
+        )
+
+    longest = len(ids) - 1  # such a prompt has room for an answer
+    start_id = tokenizer.bos_token_id
+    if start_id is not None:
+        short = draw(min(longest, CANARY_LENGTH) - 1, seed=4)
+        bare, after = source.values([Prompt(short), Prompt([start_id, *short])])
+        if np.allclose(bare.nll, after.nll[1:], rtol=0, atol=EXACTLY):
+            raise Refusal(
+                f"{len(short)} tokens have the same values with and without a start token (id "
+                f"{start_id}) before them: it adds one itself, even to windows in the middle of a "
+                "text. Disable that."
+            )
+
+    # values must not depend on earlier requests or other prompts; unseeded, as it may have a cache
+    fresh, half = draw(longest), longest // 2
+    alone = source.values([Prompt(fresh)])[0].nll
+    again = source.values([Prompt(fresh[:half] + draw(longest - half)), Prompt(fresh)])
+    for size, values in zip((half - 1, longest - 1), again):
+        if differ(values.nll[:size], alone[:size]):
+            place = int(np.nanargmax(np.abs(values.nll[:size] - alone[:size])))
+            raise Refusal(
+                f"the values of the same tokens differ in a second request: token {place + 1} "
+                f"{-alone[place]:.4f} and then {-values.nll[place]:.4f}. Disable prefix caching "
+                "(vLLM: --no-enable-prefix-caching; SGLang: --disable-radix-cache)."
+            )
+    canary = Prompt(draw(min(longest, CANARY_LENGTH), seed=1))
+    return Identity(probe, nll, canary, source.values([canary])[0].nll)
+
+
+# --- a live vLLM ----------------------------------------------------------------------------------
+
+
+def is_vllm(model: object) -> bool:
+    """Return whether a live model is a `vllm.LLM`."""
+    return hasattr(model, "llm_engine") and hasattr(model, "generate")
+
+
+def adopt_vllm(
+    engine: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    argument: str = "model",
+    tokenizer_argument: str = "tokenizer",
+) -> ServedModel:
+    """Adopt a live `vllm.LLM`.
+
+    Args:
+        argument, tokenizer_argument: names of the arguments, for errors.
+
+    Raises:
+        ValueError: it is not a generative model, or the tokenizer is invalid.
+    """
+    import vllm
+
+    check_tokenizer(tokenizer, tokenizer_argument)
+    config = engine.llm_engine.model_config
+    if config.runner_type != "generate":
+        raise ArgumentError(
+            argument,
+            "be a causal language model",
+            got=f"a vllm.LLM with runner={config.runner_type!r}",
+        )
+    length = int(config.max_model_len)
+    return ServedModel(
+        EngineSource(engine),
+        tokenizer,
+        model_name(config.model, {}),
+        f"`{argument}`",
+        f"vLLM {vllm.__version__}",
+        ContextLimit(length, None, length - 1),  # one position is reserved for the answer
+        str(config.dtype).removeprefix("torch."),
+    )
+
+
+class EngineSource:
+    """A live `vllm.LLM` with the interface of its server.
+
+    Its outputs are converted to the server's format, so that the same checks apply.
+    https://docs.vllm.ai/en/latest/api/vllm/entrypoints/llm/
+    """
+
+    api: LogprobsAPI = VLLM()
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+        self.lock = shared_lock(engine)  # answers to two callers would get mixed up
+
+    def connected(self) -> AbstractContextManager:
+        return self.lock
+
+    def values(self, prompts: Sequence[Prompt], num_likeliest: int = 0) -> list[TokenValues]:
+        return self._read(self._generate(prompts, num_likeliest), prompts, num_likeliest)
+
+    def values_of_all(
+        self, requests: Iterable[Sequence[Prompt]], num_likeliest: int
+    ) -> Iterator[tuple[int, Sequence[TokenValues] | AnswerError]]:
+        numbered = enumerate(requests)
+        while some := list(islice(numbered, REQUESTS_AT_A_TIME)):
+            together = [prompt for _, prompts in some for prompt in prompts]
+            outputs = iter(self._generate(together, num_likeliest))
+            for number, prompts in some:
+                try:
+                    own = list(islice(outputs, len(prompts)))
+                    yield number, self._read(own, prompts, num_likeliest)
+                except AnswerError as error:
+                    yield number, error
+
+    def tokenize(self, text: str) -> list[int] | None:
+        if self.engine.llm_engine.model_config.skip_tokenizer_init:
+            return None
+        return self.engine.get_tokenizer()(text, add_special_tokens=False)["input_ids"]
+
+    def _generate(self, prompts: Sequence[Prompt], num_likeliest: int) -> list:
+        """Run the engine on prompts, with sampling that leaves distributions unchanged."""
+        from vllm import SamplingParams
+
+        settings = {"temperature": 1.0, "top_p": 1.0, "max_tokens": 1, "detokenize": False}
+        settings |= {"prompt_logprobs": num_likeliest}
+        params = []
+        for prompt in prompts:
+            forced = {"allowed_token_ids": [prompt.forced], "logprobs": num_likeliest}
+            params.append(
+                SamplingParams(**settings, **(forced if prompt.forced is not None else {}))
+            )
+        ids = [{"prompt_token_ids": prompt.ids} for prompt in prompts]
+        return self.engine.generate(ids, params, use_tqdm=False)
+
+    def _read(
+        self, outputs: Sequence[Any], prompts: Sequence[Prompt], num_likeliest: int
+    ) -> list[TokenValues]:
+        """Read answers as values of prompts that include the forced token, which thus has a rank."""
+        choices, whole = [], []
+        for number, (output, prompt) in enumerate(zip(outputs, prompts)):
+            entries, ids = output.prompt_logprobs, prompt.ids
+            if entries is not None and prompt.forced is not None:
+                entries, ids = [*entries, *output.outputs[0].logprobs], [*ids, prompt.forced]
+            named = entries and [
+                entry and {str(t): {"logprob": f.logprob, "rank": f.rank} for t, f in entry.items()}
+                for entry in entries
+            ]
+            choices.append({"index": number, "prompt_logprobs": named})
+            whole.append(Prompt(ids))
+        return self.api.read({"choices": choices}, whole, num_likeliest)

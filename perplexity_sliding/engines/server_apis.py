@@ -115,28 +115,26 @@ class LogprobsAPI:
         Raises:
             AnswerError: it does not contain the requested values.
         """
-        values = []
-        for place, (answer, prompt) in enumerate(zip(self._answers(reply, len(prompts)), prompts)):
-            try:
+        values: list[TokenValues] = []
+        answers: Any = reply
+        try:
+            answers = self._answers(reply)
+            if len(answers) != len(prompts):
+                raise AnswerError(f"{len(answers)} answers to {len(prompts)} prompts")
+            for answer, prompt in zip(answers, prompts):
                 nlls, ranks, tops = zip(*self._rows(answer, prompt, num_likeliest))
-            except AnswerError as error:
-                raise AnswerError(str(error), place) from None
-            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-                raise AnswerError(
-                    f"an unexpected format ({error}): {shown(answer)}", place
-                ) from None
-            values.append(TokenValues(-np.array(nlls), np.array(ranks), list(tops)))
+                values.append(TokenValues(-np.array(nlls), np.array(ranks), list(tops)))
+        except AnswerError as error:
+            raise AnswerError(str(error), len(values)) from None
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            message = f"an unexpected format ({type(error).__name__}: {error}): {reply!r:.200}"
+            raise AnswerError(message, len(values)) from None
         return values
 
-    def _answers(self, reply: Any, number: int) -> list[dict]:
+    def _answers(self, reply: Any) -> list:
         """Return the answers to the prompts in their order; here the choices of a completion."""
-        choices = reply.get("choices") if isinstance(reply, dict) else None
-        if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
-            raise AnswerError(f"no `choices` but {shown(reply)}")
-        numbers = [choice.get("index") for choice in choices]
-        if sorted(map(str, numbers)) != sorted(map(str, range(number))):
-            raise AnswerError(f"choices numbered {shown(numbers)} to {number} prompts")
-        return sorted(choices, key=lambda choice: int(choice["index"]))
+        choices = {int(choice["index"]): choice for choice in reply["choices"]}
+        return [choices[number] for number in range(len(choices))]
 
     def _rows(self, answer: Any, prompt: Prompt, num_likeliest: int) -> list[Row]:
         """Read the values of a prompt's tokens but the first."""
@@ -161,13 +159,11 @@ class VLLM(LogprobsAPI):
         return body
 
     def _rows(self, answer: Any, prompt: Prompt, num_likeliest: int) -> list[Row]:
-        entries = answer.get("prompt_logprobs")
-        if not isinstance(entries, list):
-            raise AnswerError(f"no `prompt_logprobs` but {sorted(answer)}")
+        entries = answer["prompt_logprobs"] or []
         check_length(entries, prompt.ids)
         rows = []
         for number, (entry, token) in enumerate(zip(entries[1:], prompt.ids[1:]), 1):
-            if not isinstance(entry, dict) or str(token) not in entry:
+            if str(token) not in entry:
                 raise other_token(number, token, entry)
             likeliest = sorted(
                 (value["rank"], int(name), value["logprob"])
@@ -178,20 +174,14 @@ class VLLM(LogprobsAPI):
                 raise AnswerError(f"{len(likeliest)} likeliest tokens of {num_likeliest}")
             own = entry[str(token)]
             top = [(name, log_probability(value, number)) for _, name, value in likeliest]
-            rows.append((log_probability(own.get("logprob"), number), own.get("rank") or 0, top))
+            rows.append((log_probability(own["logprob"], number), own.get("rank") or 0, top))
         if prompt.forced is not None:
-            rows.append(self._forced_row(answer.get("logprobs"), prompt, num_likeliest))
+            number, found = len(prompt.ids), answer["logprobs"]
+            if id_of(found["tokens"][0]) != prompt.forced:
+                raise other_token(number, prompt.forced, found["tokens"])
+            top = named_top((found.get("top_logprobs") or [None])[0], number)[:num_likeliest]
+            rows.append((log_probability(found["token_logprobs"][0], number), 0, top))
         return rows
-
-    def _forced_row(self, found: Any, prompt: Prompt, num_likeliest: int) -> Row:
-        if not isinstance(found, dict) or not found.get("token_logprobs"):
-            raise AnswerError(f"no `logprobs` of the answer but {shown(found)}")
-        name = found["tokens"][0]
-        if id_of(name) != prompt.forced:
-            raise AnswerError(f"the answer {name!r}, where only id {prompt.forced} was allowed")
-        number = len(prompt.ids)
-        top = named_top((found.get("top_logprobs") or [None])[0], number)[:num_likeliest]
-        return log_probability(found["token_logprobs"][0], number), 0, top
 
 
 class SGLang(LogprobsAPI):
@@ -208,16 +198,12 @@ class SGLang(LogprobsAPI):
             "top_logprobs_num": num_likeliest,
         }
 
-    def _answers(self, reply: Any, number: int) -> list[dict]:
-        if not isinstance(reply, list) or len(reply) != number:
-            raise AnswerError(f"{shown(reply)} to {number} prompts")
+    def _answers(self, reply: Any) -> list:
         return reply
 
     def _rows(self, answer: Any, prompt: Prompt, num_likeliest: int) -> list[Row]:
-        found: Any = answer.get("meta_info") if isinstance(answer, dict) else None
-        entries = found.get("input_token_logprobs") if isinstance(found, dict) else None
-        if not isinstance(entries, list):
-            raise AnswerError(f"no `input_token_logprobs` but {shown(answer)}")
+        found = answer["meta_info"]
+        entries = found["input_token_logprobs"]
         tops = found.get("input_top_logprobs") or [None] * len(entries)
         for values in (entries, tops):
             check_length(values, prompt.ids, first_is_null=False)
@@ -225,7 +211,7 @@ class SGLang(LogprobsAPI):
         for number, (entry, token, top) in enumerate(zip(entries, prompt.ids, tops)):
             if number == 0:
                 continue
-            if not isinstance(entry, list) or entry[1] != token:
+            if entry[1] != token:
                 raise other_token(number, token, entry)
             named = [(int(other[1]), log_probability(other[0], number)) for other in top or ()]
             rows.append((log_probability(entry[0], number), 0, named))
@@ -253,28 +239,24 @@ class OpenAI(LogprobsAPI):
         }
 
     def _rows(self, answer: Any, prompt: Prompt, num_likeliest: int) -> list[Row]:
-        found = answer.get("logprobs")
-        values = found.get("token_logprobs") if isinstance(found, dict) else None
-        if not isinstance(values, list):
-            raise AnswerError(f"no `token_logprobs` but {shown(answer)}")
+        found = answer["logprobs"]
+        values = found["token_logprobs"]
         if len(values) == len(prompt.ids) + self.num_new:
             values = values[: len(prompt.ids)]
         check_length(values, prompt.ids)
         names = found.get("tokens") or [None] * len(values)
         tops = found.get("top_logprobs") or [None] * len(values)
-        if min(len(names), len(tops)) < len(values):
-            raise AnswerError(f"{len(names)} tokens and {len(values)} values")
         rows = []
-        for number, (value, name, token) in enumerate(zip(values, names, prompt.ids)):
-            if id_of(name) not in (None, token):
-                raise other_token(number, token, name)
+        for number, (value, token) in enumerate(zip(values, prompt.ids)):
+            if id_of(names[number]) not in (None, token):
+                raise other_token(number, token, names[number])
             if number:
                 rows.append((log_probability(value, number), 0, named_top(tops[number], number)))
         return rows
 
 
 # The APIs in the order in which they are tried.
-LOGPROBS_APIS = (VLLM(), SGLang(), OpenAI(0), OpenAI(1))
+APIS = (VLLM(), SGLang(), OpenAI(0), OpenAI(1))
 
 
 def check_length(entries: Sequence, ids: Sequence[int], first_is_null: bool = True) -> None:
@@ -286,15 +268,13 @@ def check_length(entries: Sequence, ids: Sequence[int], first_is_null: bool = Tr
 
 
 def other_token(number: int, token: int, found: object) -> AnswerError:
-    return AnswerError(f"for token {number}, whose id is {token}, values of {shown(found)}")
+    return AnswerError(f"for token {number}, whose id is {token}, values of {found!r:.200}")
 
 
 def log_probability(value: object, number: int) -> float:
     """Check a log-probability in nats; return minus infinity for vLLM's placeholder."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+    if not isinstance(value, int | float) or not value <= ABOVE_ZERO:
         raise AnswerError(f"for token {number} no log-probability but {value!r}")
-    if value > ABOVE_ZERO:
-        raise AnswerError(f"for token {number} a log-probability above 0, {value!r}")
     return -math.inf if value <= NO_PROBABILITY else min(float(value), 0.0)
 
 
@@ -305,15 +285,8 @@ def id_of(name: object) -> int | None:
     return int(name.removeprefix(TOKEN_ID))
 
 
-def named_top(top: object, number: int) -> list[tuple[int, float]]:
+def named_top(top: dict | None, number: int) -> list[tuple[int, float]]:
     """List (id, log-probability) pairs of the most likely tokens, which are named by text or by id."""
-    if not isinstance(top, dict):
-        return []
-    named = [(id_of(name), log_probability(value, number)) for name, value in top.items()]
+    named = [(id_of(name), log_probability(value, number)) for name, value in (top or {}).items()]
     pairs = [(-1 if token is None else token, value) for token, value in named]
     return sorted(pairs, key=lambda pair: -pair[1])
-
-
-def shown(value: object) -> str:
-    """Format a part of an answer, shortened."""
-    return f"{value!r:.200}"

@@ -24,7 +24,7 @@ from ..models.loading import files_state, resolve_device, resolve_dtype, snapsho
 from ..plan.tokenization import tokenize
 from ..plan.windows import ContextLimit
 from .gguf import GGUFModel, is_gguf
-from .vllm import adopt_vllm, is_vllm
+from .served import adopt_vllm, is_vllm
 
 # Keys of a dictionary passed as `reference`.
 REFERENCE_KEYS = ("model_id", "model", "tokenizer", "dtype", "model_kwargs")
@@ -85,14 +85,6 @@ class ModelSource:
             return adopt(self.model, self.tokenizer, self.named("model"), self.named("tokenizer"))
         model_id, argument = str(self.model_id), self.named("model_id")
         rest = self.model_kwargs, self.tokenizer_kwargs, argument
-        if is_address(model_id) or is_gguf(model_id):
-            self._check_elsewhere(model_id)
-        if is_address(model_id):
-            from .server import open_served  # imports the HTTP client
-
-            return open_served(model_id, self.tokenizer, *rest)
-        if is_gguf(model_id):
-            return GGUFModel(model_id, self.tokenizer, *rest)
         if HOST.match(model_id) and not os.path.exists(model_id):
             raise ArgumentError(
                 argument,
@@ -100,10 +92,8 @@ class ModelSource:
                 got=repr(model_id),
                 advice=f"Write http://{model_id}.",
             )
-        return LanguageModel.open(model_id, self.tokenizer, self.device, self.dtype, *rest)
-
-    def _check_elsewhere(self, model_id: str) -> None:
-        """Refuse `device` and `dtype` for a model that transformers does not load."""
+        if not is_address(model_id) and not is_gguf(model_id):
+            return LanguageModel.open(model_id, self.tokenizer, self.device, self.dtype, *rest)
         for name in ("device", "dtype"):
             if getattr(self, name) is not None:
                 raise ArgumentError(
@@ -113,6 +103,11 @@ class ModelSource:
                     why="a server has its own settings, and those of a GGUF file are in "
                     "`model_kwargs` (n_gpu_layers)",
                 )
+        if is_gguf(model_id):
+            return GGUFModel(model_id, self.tokenizer, *rest)
+        from .server import open_served  # imports the HTTP client
+
+        return open_served(model_id, self.tokenizer, *rest)
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,6 +149,7 @@ class OpenModels:
 
 def check_model_source(source: ModelSource) -> ModelSource:
     """Check that either a name or a live model is given, with its arguments only."""
+    named = source.named
     if (source.model_id is None) == (source.model is None):
         got = "neither" if source.model_id is None else "both"
         raise ValueError(
@@ -163,55 +159,35 @@ def check_model_source(source: ModelSource) -> ModelSource:
         value = getattr(source, name)
         if value is not None and not isinstance(value, dict):
             raise ArgumentTypeError(
-                source.named(name), "be a dict of from_pretrained arguments", got=repr(value)
+                named(name), "be a dict of from_pretrained arguments", got=repr(value)
             )
-    if source.model is None:
-        if isinstance(source.model_id, PathLike):
-            source = replace(source, model_id=os.fspath(source.model_id))
-        _check_named(source)
-    else:
-        _check_live(source)
-    return source
-
-
-def _check_named(source: ModelSource) -> None:
-    if not isinstance(source.model_id, str) or not source.model_id:
+    if isinstance(source.model_id, PathLike):
+        source = replace(source, model_id=os.fspath(source.model_id))
+    if source.model is None and (not isinstance(source.model_id, str) or not source.model_id):
         raise ArgumentTypeError(
-            source.named("model_id"),
+            named("model_id"),
             "be the name of a model on the Hub or a folder",
             got=repr(source.model_id),
-            advice=f"Pass a loaded model as `{source.named('model')}`.",
+            advice=f"Pass a loaded model as `{named('model')}`.",
         )
-    for name, same in (("device", ("device_map",)), ("dtype", ("dtype", "torch_dtype"))):
-        value = getattr(source, name)
-        duplicates = [key for key in same if key in (source.model_kwargs or {})]
-        if value is not None and duplicates:
-            raise ArgumentError(
-                source.named(name),
-                f"be left out if `{source.named('model_kwargs')}` contains {duplicates[0]!r}",
-                got=repr(value),
-            )
-
-
-def _check_live(source: ModelSource) -> None:
     if isinstance(source.model, str | PathLike):
         raise ArgumentTypeError(
-            source.named("model"),
+            named("model"),
             "be a loaded model",
             got=f"the name {str(source.model)!r}",
-            advice=f"Pass it as `{source.named('model_id')}`.",
+            advice=f"Pass it as `{named('model_id')}`.",
         )
-    if source.tokenizer is None and source.role == "model":
+    if source.model is not None and source.tokenizer is None and source.role == "model":
         raise ArgumentError("tokenizer", "be given with `model`", got="None")
     for name in ("device", "dtype", "model_kwargs", "tokenizer_kwargs"):
-        value = getattr(source, name)
-        if value is not None:
-            raise ArgumentError(
-                source.named(name),
-                f"be left out with `{source.named('model')}`, which is already loaded",
-                got=repr(value),
-                advice="Prepare the model before passing it.",
-            )
+        value, same = getattr(source, name), {"device": "device_map", "dtype": "torch_dtype"}
+        twice = {name, same.get(name)} & set(source.model_kwargs or ())
+        if value is not None and (source.model is not None or twice):
+            reason = f"with `{named('model')}`, which is already loaded"
+            if source.model is None:
+                reason = f"if `{named('model_kwargs')}` contains {' or '.join(map(repr, twice))}"
+            raise ArgumentError(named(name), f"be left out {reason}", got=repr(value))
+    return source
 
 
 def check_reference(reference: object, model: ModelSource) -> ReferenceSource | None:
@@ -224,22 +200,11 @@ def check_reference(reference: object, model: ModelSource) -> ReferenceSource | 
     """
     if reference is None:
         return None
-    if reference == WITHOUT_ADAPTER and isinstance(reference, str):
+    if isinstance(reference, str) and reference == WITHOUT_ADAPTER:
         return ReferenceSource(None)
-    given = _as_dictionary(reference)
-    is_live = given.get("model") is not None
-    defaults = {} if is_live else {"device": model.device, "dtype": model.dtype}
-    given = {name: value for name, value in given.items() if value is not None}
-    check_model_source(ModelSource(**given, role="reference"))
-    if {"dtype", "torch_dtype"} & set(given.get("model_kwargs") or {}):
-        defaults.pop("dtype", None)
-    return ReferenceSource(ModelSource(**(defaults | given), role="reference"))
-
-
-def _as_dictionary(reference: object) -> dict:
     if isinstance(reference, str | PathLike):
-        return {"model_id": os.fspath(reference)}
-    if not isinstance(reference, Mapping):
+        reference = {"model_id": reference}
+    elif not isinstance(reference, Mapping):
         if not callable(reference) and not hasattr(reference, "generate"):
             raise ArgumentTypeError(
                 "reference",
@@ -247,16 +212,21 @@ def _as_dictionary(reference: object) -> dict:
                 f"{WITHOUT_ADAPTER!r}, or a dictionary of these",
                 got=repr(reference),
             )
-        return {"model": reference}
-    unknown = [name for name in reference if name not in REFERENCE_KEYS]
-    if unknown or ((reference.get("model_id") is None) == (reference.get("model") is None)):
+        reference = {"model": reference}
+    given: dict[str, Any] = {k: value for k, value in reference.items() if value is not None}
+    if not set(reference) <= set(REFERENCE_KEYS) or ("model_id" in given) == ("model" in given):
         raise ArgumentError(
             "reference",
             "be a dictionary with one of model_id and model, and only the keys "
             f"{', '.join(REFERENCE_KEYS)}",
             got=", ".join(map(str, reference)),
         )
-    return dict(reference)
+    source = check_model_source(ModelSource(**given, role="reference"))
+    if source.model is None:
+        of_kwargs = {"dtype", "torch_dtype"} & set(source.model_kwargs or {})
+        dtype = source.dtype if source.dtype is not None or of_kwargs else model.dtype
+        source = replace(source, device=model.device, dtype=dtype)
+    return ReferenceSource(source)
 
 
 # --- several models -------------------------------------------------------------------------------
@@ -269,29 +239,26 @@ class WithoutAdapter(LanguageModel):
 
     @classmethod
     def of(cls, model: Any) -> "WithoutAdapter":
-        """Return the base model of a model with adapters.
+        """Return the variant of a model.
 
         Raises:
             ValueError: it has no adapters, or they are merged into its weights.
         """
-        layers = adapter_layers(model.model) if isinstance(model, LanguageModel) else []
-        if not isinstance(model, LanguageModel) or not layers:
-            raise ValueError(
-                Wording(
-                    f"`reference`={cls.variant!r} requires a model with an adapter, got "
-                    f"{type(model.model or model).__name__} without. Pass the name of the reference."
-                )
-            )
-        if any(getattr(layer, "merged", False) for layer in layers):
-            raise ValueError(
-                Wording(
-                    f"`reference`={cls.variant!r} requires an adapter that can be disabled, but it is "
-                    "merged into the weights. Call unmerge_adapter() first."
-                )
-            )
+        cls.check_variant(model)
         name, description = f"{model.name} {cls.variant}", f"{model.description} {cls.variant}"
         identity = model.revision, model.tokenizer_digest
         return cls(model.model, model.tokenizer, name, *identity, description)
+
+    @classmethod
+    def check_variant(cls, model: Any) -> None:
+        layers = adapter_layers(model.model) if isinstance(model, LanguageModel) else []
+        merged = any(getattr(layer, "merged", False) for layer in layers)
+        if not layers or merged:
+            why = ", but it is merged into the weights: call unmerge_adapter() first"
+            raise ValueError(
+                f"reference={cls.variant!r} requires a model with an adapter, got "
+                f"{type(model.model or model).__name__}{why if merged else ' without'}."
+            )
 
     @contextmanager
     def as_scored(self) -> Iterator[None]:
@@ -322,16 +289,13 @@ class WithoutAdapter(LanguageModel):
 
 
 class InBfloat16(WithoutAdapter):
-    """A model in bfloat16 by autocast, which shares the weights in memory."""
+    """A float32 model in bfloat16 by autocast, which shares the weights in memory."""
 
     variant = "in bfloat16"
 
     @classmethod
-    def of(cls, model: Any) -> "InBfloat16":
-        """Return the variant of a float32 model."""
-        name, description = f"{model.name} {cls.variant}", f"{model.description} {cls.variant}"
-        identity = model.revision, model.tokenizer_digest
-        return cls(model.model, model.tokenizer, name, *identity, description)
+    def check_variant(cls, model: Any) -> None:
+        """Accept any model."""
 
     @contextmanager
     def as_scored(self) -> Iterator[None]:
