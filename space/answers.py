@@ -18,14 +18,14 @@ from perplexity_sliding.views.text import (
     utf16_length,
 )
 
-from .landmarks import Landmark, doubt, is_foreign, verdict
+from .landmarks import Landmark, is_foreign, verdict
 from .models import BUNDLED, ROUNDED
 from .protocols import guide
 from .service import Scored
 
 ENDLESS = 1e9  # JSON has no infinity
 CONFIDENCE = 0.975  # two-sided 95 %
-FOREIGN = "This model has read English only, and these words look like another language."
+FOREIGN = "It has read English only; this looks like another language."
 
 
 def score_answer(scored: Scored, landmarks: Sequence[Landmark]) -> dict:
@@ -35,8 +35,7 @@ def score_answer(scored: Scored, landmarks: Sequence[Landmark]) -> dict:
     return {
         "perplexity": _finite(result["perplexity"]),
         "interval": interval and [_finite(end) for end in interval],
-        "verdict": verdict(result["perplexity"], landmarks),
-        "doubt": doubt(interval, landmarks),
+        "verdict": verdict(result["perplexity"], interval, landmarks),
         "foreign": FOREIGN if reads_english(scored) and is_foreign(scored.text) else "",
         "landmarks": [[mark.name, _finite(mark.perplexity)] for mark in landmarks],
         "worst": worst_word(scored),

@@ -33,7 +33,8 @@ function scoreDuel({ gaps, known, bets }) {
   return { words, you: yours, model: words.length - yours };
 }
 
-/* A square for each word: how much was put on it. */
+/* A square for each word: how much was put on it; on the page in these colours, as not all devices have it. */
+const SQUARES = { "🟩": "#2f8f4e", "🟨": "#f5b05c", "⬛": "#39404f" };
 const squareOf = (share) => (share >= SURE ? "🟩" : share >= 0.99 * CHANCE ? "🟨" : "⬛");
 const squaresOf = (words, who) => words.map((word) => squareOf(word[who])).join("");
 
@@ -142,7 +143,7 @@ function playGap(duel) {
   const reveal = button("No idea: show it", () => placeBet(), "main go");
   const options = gap.options.map((word, n) => {
     const option = button("", () => tap(n), "option");
-    option.append(make("span", "", word), make("small"));
+    option.append(make("span", "", word), " ", make("small"));
     return option;
   });
   const text = textSoFar(duel, number, false);
@@ -164,7 +165,6 @@ function playGap(duel) {
       options[n].style.setProperty("--bet", `${100 * share}%`);
       options[n].classList.toggle("tapped", taps[n] > 0);
       options[n].lastChild.textContent = asPercent(share);
-      options[n].setAttribute("aria-label", `${gap.options[n]}, ${asPercent(share)}`);
     });
     reveal.textContent = taps.some(Boolean) ? "Show the word" : "No idea: show it";
   }
@@ -221,6 +221,7 @@ const lastWords = (text, at, count) => text.slice(0, at).trim().split(" ").slice
 function textSoFar(duel, number, isShown) {
   const { text } = duel.round, gap = duel.gaps[number], line = make("p", "passage");
   line.tabIndex = 0;
+  line.setAttribute("role", "group");
   line.setAttribute("aria-label", "The text up to the hidden word");
   const word = gap.options[gap.answer], mark = make("b", "gap", isShown ? word : "?");
   if (duel.known === "five") {
@@ -245,7 +246,17 @@ function showResult(duel) {
     : you < model ? `The machine wins, ${model} to ${you}.` : "A draw, five all.");
   heading.tabIndex = -1;
   const mine = perplexityOf(words.map((word) => word.you)), its = perplexityOf(words.map((word) => word.model));
-  const squares = paragraph("squares", `${squaresOf(words, "you")} you`, make("br"), `${squaresOf(words, "model")} the machine`);
+  const squares = make("div", "squares");
+  for (const [who, name] of [["you", "you"], ["model", "machine"]]) {
+    const line = paragraph("", ...words.map((word) => {
+      const square = make("i");
+      square.style.background = SQUARES[squareOf(word[who])];
+      return square;
+    }), name);
+    line.setAttribute("role", "img");
+    line.setAttribute("aria-label", `${squaresOf(words, who)} ${name}`);
+    squares.append(line);
+  }
   const explained = make("p", "", `Your perplexity was ${number2(mine)}, the machine’s ${number2(its)}: ` +
     "as if each of you had chosen every time among so many equally likely words. " +
     "Lower is better; who has no idea of six words has 6, and to bet high on a wrong one costs most.");
@@ -275,13 +286,12 @@ function message({ number, known }, { you, model, words }) {
 
 async function drawDuel({ round }, { you, model, words }) {
   const { canvas, draw } = await beginCard(), { margin, height } = CARD, size = 92;
-  const inks = { "🟩": "#2f8f4e", "🟨": "#f5b05c", "⬛": "#1b2330" };
   write(draw, `Me ${you}, the machine ${model}`, margin, 130, 72, { weight: 700 });
   write(draw, `Ten hidden words of “${round.title}”`, margin, 186, 30, { ink: "#566074" });
   for (const [row, who, name] of [[0, "you", "me"], [1, "model", "the machine"]]) {
     const y = 226 + row * 138;
     words.forEach((word, n) => {
-      draw.fillStyle = inks[squareOf(word[who])];
+      draw.fillStyle = SQUARES[squareOf(word[who])];
       draw.beginPath();
       draw.roundRect(margin + n * (size - 6), y, size - 16, size - 16, 12);
       draw.fill();

@@ -6,7 +6,7 @@ const STEP_MS = 900, TIP_GAP = 6, LARGE = 90, MIDDLE = 260;
 const RUNS_LEFT = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]/;
 const RANKS = [1, 10, 100, 1000, 10000];
 const stage = byId("stage"), area = byId("text"), mirror = byId("mirror"), over = byId("over");
-const says = byId("says"), tip = byId("tip"), band = make("div", "band");
+const says = byId("says"), HINT = says.textContent, tip = byId("tip"), band = make("div", "band");
 
 /* Pieces of a scored text laid over what stands in the box now: those before and behind a change stay.
    Gives lengths and classes of what is to be shown, and which piece each of them is, -1 for none. */
@@ -368,14 +368,15 @@ class Editor {
     if (top < 0 || top > area.clientHeight - 60) area.scrollTop = element.offsetTop - 60;
   }
 
-  play(from = 0, pause = STEP_MS) {
+  play(from = 0, pause = STEP_MS, ended = () => {}) {
     if (this.timer) return this.stop();
     this.showWindow(true);
     byId("play").textContent = "Pause";
     this.step(from);
     this.timer = setInterval(() => {
-      if (this.now >= this.data.windows.length - 1) return this.stop();
-      this.step(this.now + 1);
+      if (this.now < this.data.windows.length - 1) return this.step(this.now + 1);
+      this.stop();
+      return ended();
     }, pause);
   }
 

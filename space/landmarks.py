@@ -21,13 +21,20 @@ FILES = {
     "another language": "deutsch",
 }
 NEAR = math.log(1.25)  # a perplexity within a quarter of a landmark's is about the same
-FEWEST_WORDS = 5
+MANY_WORDS = 12  # English has one of its commonest words among so many
 WORD = re.compile(r"[^\W\d_]+")
-# The commonest words of English that its neighbours have not: hardly a sentence has none of them.
+# The commonest words of English, and of languages with the same letters, that the others have not.
 ENGLISH = set(
     WORD.findall(
-        "the of and to a that it is i for you with are this not but had his they from she which we were "
-        "their been has who will if my your what about them him can have be by at there when"
+        "the of and to that it is i for you with are this not but his they from she which were my your "
+        "their been who what about them him can have by at there when"
+    )
+)
+OTHERS = set(
+    WORD.findall(
+        "der das und ist nicht ich ein eine mit dem zu auf für sich wir dass le la les et est une je tu "
+        "nous vous dans pour que qui avec el los las es una y en con por mi yo il gli di che non sono per "
+        "os um uma não com em meu het een van ik niet voor dat zijn och att det jag är"
     )
 )
 
@@ -52,32 +59,39 @@ def landmark_texts() -> dict[str, str]:
     return texts | {"keys hit at random": " ".join(mashed)}
 
 
-def verdict(perplexity: float, landmarks: Sequence[Landmark]) -> str:
-    """Say where a perplexity lies among the landmarks, of which the least surprising comes first."""
+def verdict(
+    perplexity: float, interval: Sequence[float] | None, landmarks: Sequence[Landmark]
+) -> str:
+    """Say where a perplexity lies among the landmarks, of which the least surprising comes first.
+
+    Args:
+        interval: of the perplexity; where it holds several landmarks, the place is one of many.
+    """
     if not math.isfinite(perplexity):
         return "The model gave a part of it no chance at all."
+    place = bisect.bisect([mark.perplexity for mark in landmarks], perplexity)
     nearest = min(landmarks, key=lambda mark: abs(math.log(perplexity / mark.perplexity)))
     if abs(math.log(perplexity / nearest.perplexity)) < NEAR:
-        return f"About as surprising as {nearest.name}."
-    place = bisect.bisect([mark.perplexity for mark in landmarks], perplexity)
-    if place == 0:
-        return f"More predictable than {landmarks[0].name}."
-    if place == len(landmarks):
-        return f"More surprising than {landmarks[-1].name}."
-    return f"More surprising than {landmarks[place - 1].name}, less than {landmarks[place].name}."
-
-
-def doubt(interval: Sequence[float] | None, landmarks: Sequence[Landmark]) -> str:
-    """Say among which landmarks a perplexity may lie, where its interval holds several."""
-    within = [
-        mark for mark in landmarks if interval and interval[0] <= mark.perplexity <= interval[1]
-    ]
-    if len(within) < 2:
-        return ""
-    return f"With so few words, it may be anything from {within[0].name} to {within[-1].name}."
+        said = f"about as surprising as {nearest.name}."
+    elif place == 0:
+        said = f"more predictable than {landmarks[0].name}."
+    elif place == len(landmarks):
+        said = f"more surprising than {landmarks[-1].name}."
+    else:
+        said = f"between {landmarks[place - 1].name} and {landmarks[place].name}."
+    low, high = interval or (perplexity, perplexity)
+    is_vague = sum(low <= mark.perplexity <= high for mark in landmarks) > 1
+    return f"Perhaps {said}" if is_vague else said[0].upper() + said[1:]
 
 
 def is_foreign(text: str) -> bool:
-    """Return whether a text has words, but none of those that any English text has."""
+    """Return whether a text has more of the commonest words of other languages than of English.
+
+    So has one of many words with none of either, and one in other letters.
+    """
     words = [word.lower() for word in WORD.findall(text)]
-    return len(words) >= FEWEST_WORDS and not ENGLISH.intersection(words)
+    english, others = (sum(word in known for word in words) for known in (ENGLISH, OTHERS))
+    other_letters = bool(words) and not any(
+        "a" <= letter <= "z" for word in words for letter in word
+    )
+    return others > english or other_letters or (english == 0 and len(words) >= MANY_WORDS)

@@ -8,6 +8,8 @@ const state = { model: PAGE.models[0], window: null, stride: null, start: null, 
 let result = PAGE.opening; // the last score
 let isAsked = false; // whether the visitor changed anything: then the address follows
 let half = 0; // characters of a text that was said twice, up to where it is said again
+let hasArrived = false; // whether the text came as a whole, and was not scored yet
+let hasGlided = false;
 const editor = new Editor(choose);
 const line = new Line("score", busyIn(byId("busy")));
 
@@ -37,6 +39,8 @@ async function score() {
   const answer = await line.ask(asked);
   if (!answer || asked.text !== area.value) return null;
   showScore(answer);
+  if (hasArrived) glide();
+  hasArrived = false;
   followAddress();
   askOpenQuestions();
   return answer;
@@ -50,17 +54,22 @@ function choose(chosen) {
 
 /* Put another text in the place of the present one. */
 function setText(text, words) {
+  if (state.forgets) Object.assign(state, { window: null, stride: null });
   area.value = text;
   area.scrollTop = mirror.scrollTop = 0;
+  editor.showWindow(false);
   half = 0;
-  say(words ?? "");
+  hasArrived = true;
+  say(words ?? HINT);
   editor.lay();
   resetTwice();
   changed();
 }
 
-area.addEventListener("input", () => {
+area.addEventListener("input", ({ inputType }) => {
   half = 0;
+  hasArrived = inputType === "insertFromPaste";
+  say(HINT);
   if (state.forgets) Object.assign(state, { window: null, stride: null });
   resetTwice();
   changed();
@@ -76,14 +85,11 @@ function showScore(answer) {
   editor.show(answer.text, answer.settings);
   byId("play").hidden = answer.text.windows.length < 2 || !answer.text.slides;
   byId("perplexity").textContent = number(answer.perplexity);
-  byId("give").textContent = giveOrTake(answer);
+  byId("give").textContent = `perplexity${giveOrTake(answer)}`;
   byId("verdict").textContent = answer.verdict;
-  byId("doubt").textContent = answer.foreign || answer.doubt;
-  byId("doubt").classList.toggle("alert", Boolean(answer.foreign));
-  const isOwn = answer.settings.model === PAGE.models[0];
-  byId("who").textContent = isOwn
-    ? "This model is tiny, and has read old English novels only."
-    : `Of ${answer.settings.model}.`;
+  const { model } = answer.settings, own = "This model is tiny, and has read only old novels.";
+  byId("who").textContent = answer.foreign || (model === PAGE.models[0] ? own : `Of ${model}.`);
+  byId("who").classList.toggle("alert", Boolean(answer.foreign));
   drawScale(answer);
   tellWorst(answer.worst);
   showLab(answer);
@@ -92,8 +98,8 @@ function showScore(answer) {
 /* The ± as the two ends between which it lies: it is no symmetric one. */
 function giveOrTake({ interval }) {
   if (!interval) return "";
-  const [low, high] = interval, most = high > 1e6 ? "more than a million" : number(high);
-  return `give or take: ${number(low)} to ${most}`;
+  const [low, high] = interval.map((end) => fmt(Number(end.toPrecision(3))));
+  return `, give or take: ${low} to ${interval[1] > 1e6 ? "more than a million" : high}`;
 }
 
 function tellWorst(worst) {
@@ -204,13 +210,13 @@ async function forget() {
   const length = result.text.bits.length;
   editor.showWindow(true);
   await shrinkWindow(length, window);
-  Object.assign(state, { window, stride: Math.max(1, Math.floor(window / 8)), forgets: true });
+  Object.assign(state, { window, stride: Math.max(1, Math.floor(window / 16)), forgets: true });
   const answer = await score();
   if (!answer) return;
   editor.step(answer.text.windows.length - 1);
   const { means: [, second] } = halves(answer, half);
   const end = second > 1.5 * remembered ? "It has forgotten." : "To this model that makes little difference.";
-  say(`Now it sees ${tokens(window)} at a time: the first time has fallen out, and the second ` +
+  say(`Its window is now ${tokens(window)}: the first time has fallen out of it, and the second ` +
     `takes ${second.toFixed(1)} bits a token. ${end}`);
   twice.textContent = "Let it remember";
 }
@@ -241,16 +247,21 @@ byId("play").addEventListener("click", () => {
   editor.play(isLast ? 0 : editor.now);
 });
 
-/* One glide when the page opens with a text of several windows, from the second on. */
+/* One glide over the first text that comes as a whole and has several windows, from the second on. */
 function glide() {
-  if (still() || result.text.windows.length < 2 || !result.text.slides) return;
-  editor.play(1, clamp(4000 / result.text.windows.length, 150, 900));
+  const { windows, slides } = result.text;
+  if (hasGlided || still() || windows.length < 2 || !slides) return;
+  hasGlided = true;
+  editor.play(1, clamp(5000 / windows.length, 150, 900), () => {
+    editor.showWindow(false);
+    area.scrollTop = 0;
+  });
 }
 
 /* --- other texts --- */
 
 const sample = byId("sample"), file = byId("file");
-sample.append(new Option("another text …", ""));
+sample.append(new Option("More texts", ""));
 for (const [path, name] of Object.entries(PAGE.samples)) sample.append(new Option(name, path));
 sample.append(new Option("A file of yours …", "file"));
 sample.addEventListener("change", async () => {
@@ -325,12 +336,6 @@ const questions = [
 const askOpenQuestions = () => questions.forEach((question) => question.ask());
 byId("other").value = PAGE.other;
 byId("other").addEventListener("change", askOpenQuestions);
-document.querySelector("#teaser a").addEventListener("click", (event) => {
-  event.preventDefault(); // a link elsewhere in the page would be another address
-  byId("tools").open = true;
-  byId("tools").querySelector("summary").focus();
-  byId("tools").scrollIntoView({ behavior: still() ? "auto" : "smooth" });
-});
 
 /* A row of the tools' table: its settings become those of the page. */
 byId("tools").addEventListener("click", ({ target }) => {
@@ -478,8 +483,8 @@ async function begin() {
   showScore(PAGE.opening);
   if (await arrive()) {
     editor.lay();
-    isAsked = true;
-    if (await score()) glide();
+    isAsked = hasArrived = true;
+    await score();
   }
   document.documentElement.dataset.ready = "yes";
 }

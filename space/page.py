@@ -132,7 +132,6 @@ def write_page(data: dict) -> str:
         "text": html.escape(opening["text"]["pieces"]["text"]),
         "perplexity": number(opening["perplexity"]),
         "verdict": html.escape(opening["verdict"]),
-        "doubt": html.escape(opening["doubt"]),
         "tools": html.escape(data["tools"]),
     }
     document = (HERE / "page.html").read_text(encoding="utf-8")

@@ -162,8 +162,9 @@ function sending(picture, text, name) {
 }
 
 byId("open-share").addEventListener("click", async () => {
-  const { body } = openDialog("share", "Share");
-  const picture = await drawCard(), link = await address(), image = make("img", "card");
+  const { body } = openDialog("share", "Share"), image = make("img", "card");
+  body.append(image); // its place is kept while it is drawn
+  const picture = await drawCard(), link = await address();
   const { worst } = result, odd = worst ? ` The biggest surprise: “${worst.word}”, ${worst.odds}.` : "";
   const text = `A language model finds my words this surprising: ${number(result.perplexity)}.${odd} And yours? ${link}`;
   image.src = URL.createObjectURL(picture);
@@ -171,7 +172,7 @@ byId("open-share").addEventListener("click", async () => {
   const carries = new URL(link).hash
     ? "The link shows your words to who opens it; no server keeps them."
     : "The text is too long for a link: the link has the settings only.";
-  body.append(image, sending(picture, text, "perplexity.png"), make("p", "quiet", carries));
+  body.append(sending(picture, text, "perplexity.png"), make("p", "quiet", carries));
   body.querySelector("button").focus();
 });
 

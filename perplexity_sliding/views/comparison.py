@@ -246,7 +246,7 @@ def _table(pair: Pair) -> str:
         span = "" if of_models else ' colspan="3"'  # a value of both models
         body += f"<tr><th scope='row'>{name}</th>{cells}<td{span}>{change}</td></tr>"
     return (
-        '<table class="ps-table ps-compared"><thead><tr><th scope="col"></th>'
+        '<table class="ps-table ps-compared"><thead><tr><td></td>'
         f'<th scope="col">{reference}<small>the reference</small></th><th scope="col">{model}</th>'
         '<th scope="col">Change<small>95 % interval</small></th></tr></thead>'
         f"<tbody>{body}</tbody></table>"

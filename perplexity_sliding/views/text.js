@@ -25,6 +25,7 @@ function layPieces(box, { text, lengths, classes }, look) {
       if (classes[n] === "-") { nodes.push(piece); continue; }
       const element = elements[n] = make("span", look(n));
       element.setAttribute("role", "option");
+      if (!shown.trim()) element.setAttribute("aria-label", visible(shown));
       element.dataset.n = n;
       shown.split("\n").forEach((line, k) => element.append(...(k ? [make("i"), "\n"] : []), line)); // ends of lines are seen
       nodes.push(piece.slice(0, piece.length - shown.length), element); // the word is coloured, not the space before it

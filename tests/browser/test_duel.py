@@ -86,11 +86,11 @@ def check_result(page, number, known="whole"):
     heading = page.told("#duel h3")
     assert str(max(won, lost)) in heading or won == lost
     assert ("You beat" in heading, "machine wins" in heading) == (won > lost, won < lost)
-    squares = page.told(".squares")
-    for shares, name in ((you, "you"), (model, "the machine")):
+    squares = [line.get_attribute("aria-label") for line in page.all(".squares p")]
+    for shares, name in ((you, "you"), (model, "machine")):
         drawn = "".join("🟩" if s >= 0.5 else "🟨" if s >= 0.99 / 6 else "⬛" for s in shares)
         assert f"{drawn} {name}" in squares
-    told = page.told(".squares ~ p:not(.row)")
+    told = page.told("#duel .body > p:not(.row, .beat)")
     for shares in (you, model):
         assert f"{math.exp(-np.log(shares).mean()):.2f}" in told
     return won

@@ -29,7 +29,7 @@ return [...document.querySelectorAll("body *:not(script, style, textarea)")]
 SMALL = """
 const small = [];
 for (const control of document.querySelectorAll("button, a[href], input, select, summary, [role=slider]")) {
-  if (!control.checkVisibility({visibilityProperty: true}) || control.matches(".ps-mark, #teaser a, .handle")) continue;
+  if (!control.checkVisibility({visibilityProperty: true}) || control.matches(".ps-mark, .handle")) continue;
   const { width, height } = (control.closest(".ps-choice label") ?? control).getBoundingClientRect();
   if (Math.min(width, height) < 43.5) small.push(`${control.tagName} ${control.id || control.textContent.trim()} ${width}x${height}`);
 }
@@ -81,8 +81,8 @@ def test_every_control_has_a_name_and_shows_its_focus(page):
         )
         outline = "const { outlineStyle, outlineWidth } = getComputedStyle(document.activeElement); return [outlineStyle, outlineWidth]"
         assert page.script(outline) == ["solid", "3px"], stops
-    assert stops == ["sample", "text", "twice", "open-duel", "open-share", stops[-1]]
-    assert stops[-1].startswith("word")
+    assert stops[:4] + stops[5:] == ["sample", "text", "twice", "open-duel", "open-share"]
+    assert stops[4].startswith("word")
 
 
 def test_a_finger_hits_every_control_and_nothing_scrolls_sideways(phone):

@@ -59,9 +59,9 @@ def test_said_twice_forgotten_and_remembered(browser, url, press, metric, bundle
     assert ("that is context" in page.told("#says")) == remembers
     press(page)
     page.until(lambda: page.told("#twice") == "Let it remember")
-    stride = max(1, count // 8)
+    stride = max(1, count // 16)
     _, forgotten, _ = bits_by_half(metric, bundled, both, max_length=count, stride=stride)
-    assert f"Now it sees {count} tokens" in page.told("#says")
+    assert f"Its window is now {count} tokens" in page.told("#says")
     assert told_bits(page) == pytest.approx([forgotten], abs=0.051)
     assert ("It has forgotten" in page.told("#says")) == (forgotten > 1.5 * second)
     assert page.all("#mirror .unseen"), "the first time is outside the window"
@@ -154,7 +154,7 @@ def test_a_question_shows_at_once_what_is_known_and_then_its_answer(page, name, 
 
 def test_a_tool_is_scored_from_its_row_and_a_number_read_marks_rows(page):
     page.scored(STORY * 20)
-    page.click("#teaser a")
+    page.click("#teaser")
     page.until(lambda: page.all(".ps-groups"))
     row = ".ps-tool[data-protocol='llama.cpp']"
     expected = page.script(

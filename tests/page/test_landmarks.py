@@ -5,7 +5,7 @@ import math
 import pytest
 
 from space.jobs import Job
-from space.landmarks import Landmark, doubt, is_foreign, landmark_texts, verdict
+from space.landmarks import Landmark, is_foreign, landmark_texts, verdict
 from space.models import BUNDLED
 from space.service import Service
 from space.settings import Settings
@@ -30,27 +30,26 @@ def test_landmarks_are_the_scores_of_their_texts(folders):
     [
         (5.0, "More predictable than a rhyme."),
         (11.0, "About as surprising as a rhyme."),
-        (20.0, "More surprising than a rhyme, less than a novel."),
-        (300.0, "More surprising than a novel, less than noise."),
+        (20.0, "Between a rhyme and a novel."),
+        (300.0, "Between a novel and noise."),
         (9000.0, "More surprising than noise."),
         (math.inf, "The model gave a part of it no chance at all."),
     ],
 )
 def test_a_verdict_is_a_place_among_the_landmarks(perplexity, said):
-    assert verdict(perplexity, MARKS) == said
+    assert verdict(perplexity, None, MARKS) == said
 
 
 @pytest.mark.parametrize(
     "interval, said",
     [
-        (None, ""),
-        ([12.0, 30.0], ""),
-        ([12.0, 50.0], ""),
-        ([9.0, 50.0], "With so few words, it may be anything from a rhyme to a novel."),
+        ([12.0, 30.0], "Between a rhyme and a novel."),
+        ([12.0, 50.0], "Between a rhyme and a novel."),
+        ([9.0, 50.0], "Perhaps between a rhyme and a novel."),
     ],
 )
 def test_doubt_is_said_where_the_interval_holds_several_landmarks(interval, said):
-    assert doubt(interval, MARKS) == said
+    assert verdict(20.0, interval, MARKS) == said
 
 
 @pytest.mark.parametrize(
@@ -62,7 +61,11 @@ def test_doubt_is_said_where_the_interval_holds_several_landmarks(interval, said
         ("Pferde laufen schnell davon", False),
         ("Pizza!", False),
         ("12 34 56 78 90 12", False),
+        ("Ich will dass du kommst", True),
+        ("Quick brown foxes jump lazily, happily, daily.", False),
+        ("Minä rakastan sinua enemmän kuin mitään muuta maailmassa ja koko elämässä aina.", True),
+        ("Привет, мир", True),
     ],
 )
-def test_words_of_another_language_are_told_by_what_english_never_lacks(text, foreign):
+def test_another_language_is_told_by_its_commonest_words(text, foreign):
     assert is_foreign(text) == foreign
