@@ -99,7 +99,10 @@ def compute(
     return compute_with(OpenModels(), locals())
 
 
-SIGNATURE = signature(compute)
+DEFAULTS = {
+    name: None if parameter.default is parameter.empty else parameter.default
+    for name, parameter in signature(compute).parameters.items()
+}
 if compute.__doc__:  # python -OO drops it
     compute.__doc__ = cleandoc(compute.__doc__).replace("    {arguments}", describe_arguments())
 
@@ -161,10 +164,8 @@ def with_defaults(arguments: dict) -> Mapping:
     Raises:
         TypeError: an argument is unknown.
     """
-    check_names(list(SIGNATURE.parameters), arguments)
-    call = SIGNATURE.bind(**arguments)
-    call.apply_defaults()
-    return {name: read_once(value) for name, value in call.arguments.items()}
+    check_names(list(DEFAULTS), arguments)
+    return {name: read_once(value) for name, value in (DEFAULTS | arguments).items()}
 
 
 # --- open -----------------------------------------------------------------------------------------

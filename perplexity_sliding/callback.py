@@ -12,7 +12,7 @@ import torch
 import transformers
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from .api import SIGNATURE, compute
+from .api import DEFAULTS, compute
 from .arguments import check_names, read_once
 from .errors import ArgumentTypeError
 from .plan.tokenization import Chat
@@ -47,7 +47,7 @@ class PerplexityCallback(TrainerCallback):
     """
 
     def __init__(self, texts: Iterable[str] | Sequence[Chat], **settings: object) -> None:
-        check_names(list(SIGNATURE.parameters), settings)
+        check_names(list(DEFAULTS), settings)
         given = [name for name in settings if name in OF_THE_TRAINER]
         if given:
             raise ArgumentTypeError(f"{given[0]}", "be left out: the Trainer provides it")

@@ -10,7 +10,7 @@ from models import BOS, CONTEXT, NEWEST, enliven, make_model, make_tokenizer, ra
 
 from perplexity_sliding import compute
 from perplexity_sliding.models import language_model
-from perplexity_sliding.models.checks import check_model
+from perplexity_sliding.models.logits import check_model, list_heads
 from perplexity_sliding.models.module import evaluating, modules_of, position_table
 
 TEXTS = [random_text(150, seed=1), random_text(9, seed=2), random_text(40, seed=3)]
@@ -168,11 +168,15 @@ def by_rows(hidden):
     return 1 + len(hidden) / 10
 
 
+def check(model):
+    return check_model(model, list_heads(model, modules_of(model)), "`model`", 16)
+
+
 @pytest.mark.parametrize("scale, agree, alone", [(by_length, False, False), (by_rows, True, True)])
 def test_what_changes_with_the_pass_is_read_apart(scale, agree, alone):
     model = make_model("llama")
     model.model.layers[1].mlp = OfLength(model.model.layers[1].mlp, scale)
-    found = check_model(model, "`model`", 16)
+    found = check(model)
     assert (found.prefixes_agree, found.alone) == (agree, alone)
     result = measure(model, batch_size=8)
     assert result["perplexities"] == pytest.approx([naive(model, text) for text in TEXTS], rel=1e-5)
@@ -180,7 +184,7 @@ def test_what_changes_with_the_pass_is_read_apart(scale, agree, alone):
 
 def test_an_unchanged_model_is_read_in_batches():
     for name in ("llama", "gpt2", "mamba", "mixtral", "gemma2", "bloom", "opt"):
-        found = check_model(make_model(name), "`model`", 16)
+        found = check(make_model(name))
         assert found[:1] + found[2:] == ({"opt": 2}.get(name, 0), True, False), name
 
 

@@ -9,12 +9,8 @@ from models import BOS, CONTEXT, VOCABULARY, make_model, make_tokenizer, random_
 from transformers.activations import NewGELUActivation
 
 from perplexity_sliding.models.language_model import LanguageModel
-from perplexity_sliding.models.logits import (
-    AlignedProduct,
-    faster_activations,
-    faster_product,
-    fused_gelu,
-)
+from perplexity_sliding.models.logits import AlignedProduct, faster_forwards, fused_gelu
+from perplexity_sliding.models.module import modules_of
 
 
 def head_of(model):
@@ -50,18 +46,18 @@ def test_fused_gelu_is_the_activation():
 @pytest.mark.parametrize("name", ["gpt2", "gptj", "codegen"])
 def test_gelu_is_fused_in_every_block(name):
     model = make_model(name)
-    assert list(head_of(model).in_body.values()).count(fused_gelu) == model.config.n_layer
+    assert list(head_of(model).faster.values()).count(fused_gelu) == model.config.n_layer
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_rounds_as_it_does_by_itself(lively, dtype):
     model = lively.to(dtype)
-    assert faster_activations(model.base_model) == faster_product(model) == {}
+    assert faster_forwards(model, modules_of(model)) == {}
 
 
 def test_autocast_rounds_as_it_does_by_itself(lively):
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert faster_activations(lively.base_model) == faster_product(lively) == {}
+        assert faster_forwards(lively, modules_of(lively)) == {}
 
 
 def agrees_with_naive(metric, model):

@@ -10,7 +10,7 @@ import os
 import random
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,6 @@ from transformers import PreTrainedTokenizerBase
 from ..digests import DIGITS, digest_of
 from ..errors import ArgumentTypeError
 from ..plan.tokenization import tokenize
-from .module import modules_of
 
 # The revision of a model, or of a tokenizer, that nothing identifies.
 LIVE = "live"
@@ -63,7 +62,7 @@ def model_revision(model: torch.nn.Module, commit: str | None = None) -> str:
 
     The commit of an adapter does not cover its base model, whose weights are digested.
     """
-    if commit is None or active_adapters(model) is not None:
+    if commit is None or active_adapters(model.modules()) is not None:
         commit = weights_digest(model)
     config: Any = getattr(model, "config", None)
     settings = config.to_dict() if hasattr(config, "to_dict") else {}
@@ -95,13 +94,11 @@ def plain_tensors(tensor: Any) -> Iterator[torch.Tensor]:
     yield tensor
 
 
-def active_adapters(model: torch.nn.Module) -> str | None:
+def active_adapters(modules: Iterable[torch.nn.Module]) -> str | None:
     """Return the names of the active PEFT adapters; "none" if disabled, None without any."""
     if "peft" not in sys.modules:
         return None
-    layers: list[Any] = [
-        module for module in modules_of(model) if hasattr(module, "merged_adapters")
-    ]
+    layers: list[Any] = [module for module in modules if hasattr(module, "merged_adapters")]
     active = (
         [*layer.merged_adapters, *([] if layer.disable_adapters else layer.active_adapters)]
         for layer in layers

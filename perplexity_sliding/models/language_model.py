@@ -12,8 +12,6 @@ from transformers import PreTrainedTokenizerBase
 
 from ..errors import ArgumentTypeError
 from ..plan.tokenization import shared_lock
-from ..plan.windows import ContextLimit
-from .checks import Findings, check_model
 from .identity import (
     LIVE,
     active_adapters,
@@ -37,11 +35,18 @@ from .loading import (
     resolve_dtype,
     unwrapped,
 )
-from .logits import UNSUPPORTED_ERRORS, Head, explain_failure, head_makers
+from .logits import (
+    UNSUPPORTED_ERRORS,
+    Head,
+    check_model,
+    explain_failure,
+    list_heads,
+    read_prefix,
+)
 from .module import (
     evaluating,
     forget_lengths,
-    growing_rotaries,
+    grows_frequencies,
     input_device,
     input_embeddings,
     modules_of,
@@ -62,20 +67,19 @@ class LanguageModel:
 
     Attributes:
         model: the torch module.
-        tokenizer: its tokenizer.
-        name: its name in the signature.
         revision: its commit or a digest of its weights, and a digest of its configuration; "live"
             if it was adopted and not identified.
         tokenizer_digest: identifies the tokenizer; "live" likewise.
-        probe: mean nll of the probe text, in nats per token; None unless `identify` has measured it.
-        description: its name in errors.
-        limit: its maximum number of tokens.
-        device: device of the token ids.
-        num_embeddings: exclusive upper bound of token ids; None if unknown.
+        head: computes its logits; known after `check`.
     """
 
     variant = ""  # distinguishes models that share weights
     gives_logits = True
+    head: Head
+    vocabulary_size: int
+    by_blocks: bool
+    prefixes_agree: bool
+    alone: bool
 
     def __init__(
         self,
@@ -93,14 +97,18 @@ class LanguageModel:
         self.tokenizer_digest = tokenizer_digest
         self.description = description
         self.probe: float | None = None
-        self.limit: ContextLimit = context_limit(model, tokenizer)
+        self.limit = context_limit(model, tokenizer)
         self.device = input_device(model)
         self.num_embeddings = num_embeddings(model)
-        self._number_format = ""  # known after `check`, as are the following
         self._modules = modules_of(model)
-        self._growing = growing_rotaries(model)
-        self._found: Findings | None = None
-        self._head: Head | None = None
+        self._growing = [
+            module
+            for module in (self._modules if grows_frequencies(model) else ())
+            if hasattr(module, "original_max_seq_len")
+        ]
+        # Models with the same embeddings, such as two heads on one body, share a lock.
+        embeddings = input_embeddings(model)
+        self.lock: threading.RLock = shared_lock(model if embeddings is None else embeddings)
 
     @classmethod
     def open(
@@ -204,18 +212,9 @@ class LanguageModel:
         """The dtype of its weights."""
         return next(self.model.parameters(), torch.empty(0)).dtype
 
-    @property
-    def lock(self) -> threading.RLock:
-        """The lock for running or inspecting the model.
-
-        Models with the same embeddings, such as two heads on one body, share a lock.
-        """
-        embeddings = input_embeddings(self.model)
-        return shared_lock(self.model if embeddings is None else embeddings)
-
     def signature_fields(self) -> dict[str, object]:
         """Return everything that scores of given tokens depend on, in the signature's order."""
-        adapters = active_adapters(self.model)
+        adapters = active_adapters(self._modules)
         config = getattr(self.model, "config", None)
         return {
             "model": self.name,
@@ -226,36 +225,6 @@ class LanguageModel:
             "transformers": transformers.__version__,
             "torch": torch.__version__,
         }
-
-    @property
-    def findings(self) -> Findings:
-        """What `check` found."""
-        if self._found is None:
-            raise RuntimeError(f"{self.description} must be checked first: call check().")
-        return self._found
-
-    @property
-    def head(self) -> Head:
-        """The head that computes its logits."""
-        if self._head is None:
-            raise RuntimeError(f"{self.description} must be checked first: call check().")
-        return self._head
-
-    @property
-    def vocabulary_size(self) -> int:
-        return self.findings.vocabulary_size
-
-    @property
-    def by_blocks(self) -> bool:
-        return self.head.by_blocks
-
-    @property
-    def prefixes_agree(self) -> bool:
-        return self.findings.prefixes_agree
-
-    @property
-    def alone(self) -> bool:
-        return self.findings.alone
 
     def as_scored(self) -> AbstractContextManager:
         """Return a context without effect: the torch module is this model."""
@@ -284,13 +253,15 @@ class LanguageModel:
         known = _FINDINGS.setdefault(self.model, {})
         with self.as_scored():
             self._number_format = number_format(self.model, self._modules)
+            heads = list_heads(self.model, self._modules)
             # Hooks around the whole model do not run around its body.
             hooked = bool(self.model._forward_hooks or self.model._forward_pre_hooks)
             key = self.variant, self._number_format, attention, self.device, hooked
             if key not in known:
-                known[key] = check_model(self.model, self.description, self.limit.length)
-            self._head = head_makers(self.model)[known[key].head_number]()
-        self._found = known[key]
+                known[key] = check_model(self.model, heads, self.description, self.limit.length)
+        number, self.vocabulary_size, self.prefixes_agree, self.alone = known[key]
+        self.head = heads[number]
+        self.by_blocks = self.head.by_blocks
 
     def prepare(self, length: int) -> None:
         """Do nothing: a forward pass of any length needs no preparation."""
@@ -309,26 +280,24 @@ class LanguageModel:
             return False
         ids = [torch.from_numpy(part)[None].to(self.device) for part in (prefix, following)]
         rows = torch.arange(len(following), device=self.device)
+
+        def collect(ids: torch.Tensor, rows: torch.Tensor, kept: Prefix | None) -> torch.Tensor:
+            blocks = self.logits(Batch(ids, rows, torch.zeros_like(rows)), len(rows), kept)
+            return torch.cat([logits.clone() for logits, _ in blocks]).float()  # (R, V)
+
         try:
-            kept = self.head.read_prefix(ids[0]).copy(2)
-            shared = self._collect(ids[1].repeat(2, 1), rows + len(following), kept)
+            kept = self.read_prefix(ids[0]).copy(2)
+            shared = collect(ids[1].repeat(2, 1), rows + len(following), kept)
         except UNSUPPORTED_ERRORS:
             return False
-        whole = self._collect(torch.cat(ids, 1), rows + len(prefix))
+        whole = collect(torch.cat(ids, 1), rows + len(prefix), None)
         return torch.allclose(shared, whole, rtol=1e-4, atol=1e-4)
-
-    def _collect(
-        self, ids: torch.Tensor, rows: torch.Tensor, prefix: Prefix | None = None
-    ) -> torch.Tensor:
-        """Compute the logits (R, V) of given rows."""
-        blocks = self.logits(Batch(ids, rows, torch.zeros_like(rows)), len(rows), prefix)
-        return torch.cat([logits.clone() for logits, _ in blocks]).float()
 
     def read_prefix(self, ids: torch.Tensor) -> Prefix:
         """Return the model's cache of tokens (1, T), to continue from them."""
-        return self.head.read_prefix(ids)
+        return read_prefix(self.head.reader, ids)
 
     def logits(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
-        """Yield the logits of the scored rows of a batch on `device`, as a `Head` does."""
+        """Yield the logits of the scored rows of a batch on `device`, as its `head` does."""
         forget_lengths(self._growing)
         yield from self.head(batch, block_rows, prefix)

@@ -109,26 +109,29 @@ def forward_parameters(module: torch.nn.Module) -> Mapping[str, inspect.Paramete
     return _PARAMETERS[function]
 
 
-def forward_kwargs(module: torch.nn.Module) -> dict:
-    """Return arguments that avoid unneeded work, if the module has them."""
-    return {"use_cache": False} if "use_cache" in forward_parameters(module) else {}
+def run_module(module: torch.nn.Module, ids: torch.Tensor, **further: Any) -> Any:
+    """Return the output of a module's forward for token ids (B, T).
+
+    Ids are passed by keyword, as in transformers: hooks registered `with_kwargs` expect `input_ids`.
+    A custom forward may have another name for its first argument.
+
+    Args:
+        further: other arguments; `use_cache` is False by default, where there is such.
+    """
+    parameters = forward_parameters(module)
+    name = "input_ids"
+    if name not in parameters:
+        positional = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        name = next((p.name for p in parameters.values() if p.kind is positional), name)
+    if "use_cache" in parameters:
+        further.setdefault("use_cache", False)
+    return module(**{name: ids}, **further)
 
 
 def state_name(module: torch.nn.Module) -> str | None:
     """Return the name of the state in the arguments and outputs of a module's forward, if it has one."""
     parameters = forward_parameters(module)
     return next((name for name in STATE_NAMES if name in parameters), None)
-
-
-def ids_name(module: torch.nn.Module) -> str:
-    """Return the name of the argument for token ids (B, T) in a module's forward.
-
-    Ids are passed by keyword, as in transformers: hooks registered `with_kwargs` expect `input_ids`.
-    A custom forward may have another name for its first argument.
-    """
-    parameters = forward_parameters(module).values()
-    names = [p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
-    return names[0] if names and "input_ids" not in names else "input_ids"
 
 
 @contextmanager
@@ -155,15 +158,12 @@ def grows_frequencies(model: torch.nn.Module) -> bool:
     return any(kind in str(setting) for setting in settings for kind in GROWING_ROTARY)
 
 
-def growing_rotaries(model: torch.nn.Module) -> list[Any]:
-    """List the rotary embeddings that keep the frequencies of the longest pass so far."""
-    if not grows_frequencies(model):
-        return []
-    return [module for module in model.modules() if hasattr(module, "original_max_seq_len")]
+def forget_lengths(rotaries: Sequence[Any]) -> None:
+    """Reset frequencies to those before any text was read (transformers #25104, #27227).
 
-
-def forget_lengths(rotaries: list[Any]) -> None:
-    """Reset frequencies to those before any text was read (transformers #25104, #27227)."""
+    Args:
+        rotaries: rotary embeddings, which keep the frequencies of the longest pass so far.
+    """
     for rotary in rotaries:
         for name in [name for name in rotary._buffers if name.endswith("inv_freq")]:
             prefix = name.removesuffix("inv_freq")
@@ -178,34 +178,30 @@ def forget_lengths(rotaries: list[Any]) -> None:
 
 def number_format(model: torch.nn.Module, modules: Sequence[torch.nn.Module]) -> str:
     """Describe a model's number formats: quantisation, dtypes, autocast, precision of products."""
-    dtypes = {p.dtype for p in parameters_of(modules) if p.dtype.is_floating_point}
-    names = sorted(map(short_name, dtypes)) or ["float32"]
-    parts = [*quantisation(model, modules), *names]
+    dtypes = {parameter.dtype for parameter in parameters_of(modules)}
+    names = sorted(short_name(dtype) for dtype in dtypes if dtype.is_floating_point)
+    parts = [*quantisation(model, modules), *(names or ["float32"])]
     for device in ("cpu", "cuda"):
         if torch.is_autocast_enabled(device):
             parts.append(f"autocast({device},{short_name(torch.get_autocast_dtype(device))})")
-    if (products := matmul_precision()) != "highest":
+    try:
+        products = torch.get_float32_matmul_precision()
+    except RuntimeError:  # set by the newer API of torch 2.9, for each kind of device
+        backends: Any = (torch.backends.cuda, torch.backends.mkldnn)
+        set_to = {backend.matmul.fp32_precision for backend in backends}
+        products = "+".join(sorted(set_to - {"none", "ieee"})) or "highest"
+    if products != "highest":
         parts.append(f"matmul({products})")
     return "+".join(dict.fromkeys(parts))
 
 
 def parameters_of(modules: Sequence[torch.nn.Module]) -> list[torch.nn.Parameter]:
-    own = (module._parameters.values() for module in modules)
+    own = (module._parameters.values() for module in modules if module._parameters)
     return [parameter for of_module in own for parameter in of_module if parameter is not None]
 
 
 def short_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def matmul_precision() -> str:
-    """Return the precision of float32 matrix products: "highest" unless set otherwise."""
-    try:
-        return torch.get_float32_matmul_precision()
-    except RuntimeError:  # set by the newer API of torch 2.9, for each kind of device
-        backends: Any = (torch.backends.cuda, torch.backends.mkldnn)
-        names = {backend.matmul.fp32_precision for backend in backends}
-        return "+".join(sorted(names - {"none", "ieee"})) or "highest"
 
 
 def quantisation(model: torch.nn.Module, modules: Sequence[torch.nn.Module]) -> list[str]:
@@ -222,7 +218,7 @@ def quantisation(model: torch.nn.Module, modules: Sequence[torch.nn.Module]) -> 
     special = [p for p in parameters_of(modules) if type(p) is not torch.nn.Parameter]
     kinds = {type(p.data).__name__ for p in special} - {"Tensor", "Parameter"}
     kinds |= {type(p).__name__ for p in special if type(p).__module__.startswith("bitsandbytes")}
-    if any(".quantized." in type(module).__module__ for module in modules):
+    if any(".quantized." in kind.__module__ for kind in set(map(type, modules))):
         kinds.add("torch.ao")
     return sorted(kinds)
 

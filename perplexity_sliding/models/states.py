@@ -13,14 +13,13 @@ import torch
 from ..errors import ArgumentError
 from .logits import OTHER_SHAPE, UNSUPPORTED_ERRORS, differ, is_out_of_memory
 from .module import (
-    forward_kwargs,
     forward_parameters,
     grows_frequencies,
-    ids_name,
     input_device,
     num_embeddings,
     position_table,
     precision,
+    run_module,
     state_name,
     text_config,
 )
@@ -51,7 +50,7 @@ class StateReader:
     """
 
     def __init__(self, model: torch.nn.Module, single: bool = False, alone: bool = False) -> None:
-        self.model, self.ids = model, ids_name(model)
+        self.model = model
         self.single = single
         self.alone = alone
         self.state_name = state_name(model)
@@ -73,7 +72,7 @@ class StateReader:
         if self.takes_positions:
             places = torch.arange(self.num_read, self.num_read + ids.shape[1], device=ids.device)
             kwargs["position_ids"] = places.expand(len(ids), -1)
-        output = self.model(**{self.ids: ids}, **kwargs)
+        output = run_module(self.model, ids, **kwargs)
         self.state = output[self.state_name]
         layers = attention_layers(self.state)
         self.keeps_keys = isinstance(self.state, tuple) or bool(layers)
@@ -151,7 +150,7 @@ def find_reader(model: torch.nn.Module) -> StateReader | None:
     """Find a reader whose chunks have the logits of a single forward pass, if there is one."""
     length = min(PROBE_LENGTH, position_table(model) or PROBE_LENGTH)
     ids = torch.stack([probe_ids(model, length), probe_ids(model, length, first=3)])
-    expected = model(**{ids_name(model): ids}, **forward_kwargs(model)).logits
+    expected = run_module(model, ids).logits
     for single, alone in itertools.product((False, True), (False, True)):
         reader = StateReader(model, single, alone)
         rows = len(ids) - alone
@@ -180,7 +179,7 @@ def _continues_beyond_windows(model: torch.nn.Module, reader: StateReader) -> bo
     name = "logits_to_keep"
     kept = {name: 1} if name in forward_parameters(model) else {}
     try:
-        expected = model(**{ids_name(model): ids}, **forward_kwargs(model), **kept).logits[:, -1:]
+        expected = run_module(model, ids, **kept).logits[:, -1:]
         reader.begin()
         ranges = reader.chunks(length, window if reader.single else min(window, WINDOW_CHUNK))
         for first, end in ranges:
@@ -246,11 +245,9 @@ def sees_distances_only(model: torch.nn.Module) -> bool:
         return getattr(model.config, "model_type", None) in ALIBI_MODELS
     ids = probe_ids(model, PROBE_LENGTH)[None]
     places = torch.arange(PROBE_LENGTH, device=ids.device)[None]
-    named = {ids_name(model): ids}
     try:
-        moved = model(**named, position_ids=places + PROBE_SHIFT).logits
+        moved = run_module(model, ids, position_ids=places + PROBE_SHIFT).logits
     except UNSUPPORTED_ERRORS:
         return False
-    return not differ(
-        moved, model(**named, position_ids=places).logits, OTHER_SHAPE[precision(model)]
-    )
+    plain = run_module(model, ids, position_ids=places).logits
+    return not differ(moved, plain, OTHER_SHAPE[precision(model)])

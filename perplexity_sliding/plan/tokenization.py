@@ -234,7 +234,7 @@ class Parts:
 
 def prepends_start_token(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Check whether the tokenizer itself prepends its start token."""
-    if tokenizer.bos_token_id is None:
+    if tokenizer.bos_token_id is None or not tokenizer.num_special_tokens_to_add():
         return False
     with unchanged(tokenizer):
         encoded = tokenizer("a", return_special_tokens_mask=True)

@@ -19,7 +19,7 @@ from ..engines.served import MOST_SPREAD, ServedModel, changed_model, differ
 from ..engines.server_apis import AnswerError, Prompt, TokenValues
 from ..errors import Wording
 from ..models.interface import Batch, LogitBlocks, Prefix, ScoredModel
-from ..models.logits import cheap_padding, explain_failure, is_out_of_memory
+from ..models.logits import explain_failure, is_out_of_memory
 from ..plan.measurement import Columns
 from .measures import Alternatives, Block, Measure
 
@@ -32,6 +32,10 @@ CPU_BLOCK_ROWS = 512
 CPU_LOSS_BYTES = 2**23
 # On a CPU: bytes of keys and values that are copied at once for passes after a shared prefix.
 CPU_CACHE_BYTES = 2**25
+# Tokens of padding in a forward pass that cost as much as another one, which reads all weights: on
+# a CPU as measured, elsewhere about the ratio of an accelerator's matrix rate to its memory's.
+CPU_PADDING = 32
+PADDING = 256
 # Columns that a served model gives, and the names of others in errors.
 SERVED_COLUMNS = ("nll", "rank", "top_ids", "top_nll", "top")
 NEEDS_LOGITS = {
@@ -94,11 +98,12 @@ class Scorer:
         self.measures = measures
         self.device = models[0].device
         self.batch_tokens = batch_tokens
-        self.padding = cheap_padding(self.device)
+        self.padding = PADDING
         self.cache_memory = LOGITS_MEMORY
         self.block_rows = count_rows(models)
         self.loss_rows = self.block_rows
         if self.device.type == "cpu":
+            self.padding = CPU_PADDING
             self.batch_tokens = min(batch_tokens, CPU_BATCH_TOKENS)
             self.cache_memory = min(LOGITS_MEMORY, CPU_CACHE_BYTES)
             self.loss_rows = max(1, CPU_LOSS_BYTES // (models[0].vocabulary_size * 4))
