@@ -10,8 +10,8 @@ import signal
 import sqlite3
 import sys
 import tempfile
+import threading
 import time
-import warnings
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -20,9 +20,7 @@ import pytest
 import torch
 from models import make_model, random_text
 
-from perplexity_sliding.models.language_model import LanguageModel
 from perplexity_sliding.scoring.checkpoint import Checkpoint
-from perplexity_sliding.scoring.measures import NegativeLogLikelihood
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
 
@@ -193,13 +191,6 @@ def test_a_flipped_bit_never_gives_a_wrong_number(metric, arguments, path, first
     assert outcomes["same"] > outcomes["refused"]
 
 
-def test_nothing_is_said_of_a_checkpoint_that_is_whole(metric, arguments, path):
-    expected = metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert metric.compute(predictions=TEXTS, checkpoint=path, **arguments) == expected
-
-
 def test_alternatives_are_kept_too(metric, arguments, path):
     arguments |= {"num_alternatives": 2}
     expected = metric.compute(predictions=TEXTS, **arguments)
@@ -246,26 +237,14 @@ def test_rounding_does_not_make_another_model(metric, arguments, path, dtype):
     assert progress == []
 
 
-def test_processes_that_begin_at_once_number_the_model_once(gpt2, tokenizer, path, monkeypatch):
-    """Else what one of them has finished is not found again."""
-    model = LanguageModel.adopt(gpt2, tokenizer)
-    first, second = Checkpoint(path), Checkpoint(path)
-    known = Checkpoint._known
-
-    def interrupted(checkpoint, *arguments):
-        number = known(checkpoint, *arguments)
-        if checkpoint is second and not first.model:
-            first.use([model], [NegativeLogLikelihood()])
-        return number
-
-    monkeypatch.setattr(Checkpoint, "_known", interrupted)
-    with model.in_use():
-        model.check()
-        model.identify()
-        second.use([model], [NegativeLogLikelihood()])
-    assert second.model == first.model == 1
-    for checkpoint in (first, second):
-        checkpoint.close()
+def test_models_of_one_signature_are_told_apart_by_their_probes(metric, arguments, path):
+    """Code that was replaced is in no signature."""
+    metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
+    changed = copy.deepcopy(arguments["model"])
+    changed.lm_head.register_forward_hook(lambda module, args, output: output * 1.1)
+    arguments |= {"model": changed}
+    result = metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
+    assert result == metric.compute(predictions=TEXTS, **arguments)
 
 
 # ---- a disk that fails
@@ -320,44 +299,20 @@ def lock_file(path, connection):
     holders.append(holder)
 
 
-@pytest.mark.parametrize("query", ["BEGIN IMMEDIATE", "SELECT * FROM models"])
-def test_a_file_that_another_run_has(tmp_path, monkeypatch, query):
+@pytest.mark.parametrize("moment", [False, True])
+def test_a_file_that_another_run_has(metric, arguments, path, monkeypatch, moment):
     """It was "database is locked", and where it was read, damaged: the advice was to remove it."""
-    module = sys.modules[Checkpoint.__module__]
-    monkeypatch.setattr(module, "WAIT_S", 0.01)
-    checkpoint = Checkpoint(tmp_path / "run.sqlite")
-    other = sqlite3.connect(checkpoint.path, isolation_level=None)
+    expected = metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
+    monkeypatch.setattr(sys.modules[Checkpoint.__module__], "WAIT_S", 60 if moment else 0.01)
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     other.execute("BEGIN EXCLUSIVE")
-    with (
-        pytest.warns(UserWarning, match="locked by another run") as warned,
-        pytest.raises(ValueError, match="is in use: another run, or another program"),
-    ):
-        if query.startswith("BEGIN"):
-            with checkpoint._writing():
-                pass
-        else:
-            checkpoint._read(query, ())
-    assert len(warned) == 1
-    with pytest.warns(UserWarning, match="locked"), pytest.raises(ValueError, match="is in use"):
-        Checkpoint(checkpoint.path)
-    other.execute("ROLLBACK")
-    assert checkpoint._read("SELECT * FROM models", ()) == []
+    if moment:
+        threading.Timer(0.3, other.execute, ["ROLLBACK"]).start()
+        assert metric.compute(predictions=TEXTS, checkpoint=path, **arguments) == expected
+    else:
+        with pytest.raises(ValueError, match="is in use: another run, or another program"):
+            metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
     other.close()
-    checkpoint.close()
-
-
-def test_a_file_that_another_run_has_for_a_moment(tmp_path, monkeypatch):
-    """A writer waits for another one longer than SQLite does by itself."""
-    monkeypatch.setattr(sys.modules[Checkpoint.__module__], "WAIT_S", 0.01)
-    checkpoint = Checkpoint(tmp_path / "run.sqlite")
-    other = sqlite3.connect(checkpoint.path, isolation_level=None)
-    other.execute("BEGIN EXCLUSIVE")
-    monkeypatch.setattr(warnings, "warn", lambda *_, **__: other.execute("ROLLBACK"))
-    with checkpoint._writing() as connection:
-        connection.execute("INSERT INTO models VALUES (1, 'm', 0.5)")
-    assert len(checkpoint._read("SELECT * FROM models", ())) == 1
-    other.close()
-    checkpoint.close()
 
 
 def delete_file(path, connection):
