@@ -18,7 +18,7 @@ from models import make_model, make_tokenizer, random_text
 
 from perplexity_sliding import cli
 from perplexity_sliding.cli import main, messages, options, values
-from perplexity_sliding.cli.progress import Progress, minutes
+from perplexity_sliding.cli.messages import Progress, minutes
 
 ROOT = Path(__file__).resolve().parent.parent
 # Arguments that are live objects, or that the command line has another word for.
@@ -155,8 +155,8 @@ def test_bad_input_is_one_line_and_exit_code_2(call, argv, message):
 
 NO_MODELS = {
     "./nowhere": "--model ./nowhere: there is no such folder.",
-    "weights.gguf": "--model weights.gguf: there is no such file.",
-    "bare/model.safetensors": "is a file. Pass the folder with the weights",
+    "weights.gguf": "there is none at 'weights.gguf'",
+    "bare/model.safetensors": "--model must be a folder or a name on the Hub, got the file",
     "bare": "--model bare is a folder without config.json.",
     "run": "Pass one of run/checkpoint-9, run/checkpoint-10.",
     "run/checkpoint-?": None,
@@ -211,7 +211,7 @@ def test_a_tokenizer_that_is_missing_can_be_named(call, tiny, offline):
     assert named["perplexity"] == pytest.approx(whole["perplexity"])
 
 
-def test_the_folder_of_an_adapter_is_a_model(call, tiny, monkeypatch):
+def test_the_folder_of_an_adapter_is_a_model(call, tiny):
     peft = pytest.importorskip("peft")
     from transformers import AutoModelForCausalLM
 
@@ -236,15 +236,9 @@ def test_the_folder_of_an_adapter_is_a_model(call, tiny, monkeypatch):
     assert result["comparison"]["reference_perplexity"] == pytest.approx(below, rel=1e-5)
     refused = call("a.txt", "--reference=without adapter", "--reference-dtype=float16")
     assert "--reference-dtype cannot be combined with --reference 'without adapter'" in refused.err
-    monkeypatch.setattr("perplexity_sliding.cli.checks.find_spec", lambda name: None)
-    assert "which requires peft: pip install peft." in call("a.txt", model="adapter").err
 
 
 # ---- exit codes
-
-
-class PanicException(BaseException):
-    """What pyo3 raises where Rust panics."""
 
 
 @pytest.mark.parametrize(
@@ -253,7 +247,6 @@ class PanicException(BaseException):
         (ValueError("too short"), 2, "error: too short"),
         (OSError(28, "No space left on device", "a.csv"), 2, "error: a.csv: No space left"),
         (RuntimeError("out of step"), 3, "crashed: out of step. This is a bug"),
-        (PanicException("index 3"), 2, "error: the tokenizer failed on the input: index 3."),
         (KeyboardInterrupt(), 130, "interrupted. Nothing was stored"),
     ],
 )
@@ -280,8 +273,6 @@ def test_fail_above_is_a_gate_for_each_measurement(call):
     assert outcome.code == 1
     assert f"perplexity {perplexities[worse]:.8g} of {worse} is above" in outcome.err
     assert call("a.txt", "--fail-above=1e9").code == 0
-    barely = perplexities[8] * (1 - 1e-12)
-    assert repr(barely) in call("a.txt", f"--fail-above={barely!r}").err
 
 
 def test_a_terminated_run_says_how_to_go_on_and_goes_on(call, monkeypatch):
@@ -361,7 +352,6 @@ def test_readers_that_leave_change_neither_files_nor_exit_code(call, monkeypatch
     ("argv", "shell", "code", "said"),
     [
         ([], "<&-", 2, "There is nothing to score"),
-        (["a.txt"], ">&-", 2, "Standard output is closed: pass --output FILE."),
         (["a.txt", "--output=a.json"], ">&- 2>&-", 0, ""),
     ],
 )
@@ -439,8 +429,8 @@ def test_a_log_has_a_line_a_minute_with_the_time_left(capsys):
         progress(type("P", (), {"done": done, "total": 100, "perplexity": 8.125})())
     lines = capsys.readouterr().err.splitlines()
     assert lines == [
-        "score.py: Scoring: 20% after 1 min, about 5 min left, perplexity so far 8.12",
-        "score.py: Scoring: 40% after 2 min, about 4 min left, perplexity so far 8.12",
+        "score.py: Scoring: 20% after 1 min, 5 min left, perplexity 8.12",
+        "score.py: Scoring: 40% after 2 min, 4 min left, perplexity 8.12",
     ]
     assert [minutes(seconds) for seconds in (59, 3599, 3661)] == ["1 min", "1 h 0 min", "1 h 1 min"]
 

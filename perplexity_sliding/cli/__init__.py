@@ -1,13 +1,12 @@
 """The command line of the metric.
 
-main runs the steps; options defines the options; sharding splits corpora larger than memory; tables
-and plots display the results.  All numbers are computed by `compute` of the package.
+main runs the steps; options defines the options; reading and files give the texts; measuring calls
+`compute` of the package, which computes all numbers; output, tables and plots display them.
 """
 
 import os
-import traceback
 
-from .messages import fill_gaps, settle, to_stderr
+from .messages import fill_gaps, settle, show_traceback, to_stderr
 
 
 def start() -> int:
@@ -25,16 +24,12 @@ def start() -> int:
         return main()
     except (KeyboardInterrupt, SystemExit):
         raise
+    except ModuleNotFoundError as error:
+        name = (error.name or "").partition(".")[0]
+        to_stderr(f"error: the package {name} is missing: pip install {name}\n")
+        return 3
     except BaseException as error:
-        _tell(error)
+        show_traceback(error)
         return 3
     finally:
         settle()
-
-
-def _tell(error: BaseException) -> None:
-    if isinstance(error, ModuleNotFoundError) and error.name:
-        name = error.name.partition(".")[0]
-        to_stderr(f"error: the package {name} is missing: pip install {name}\n")
-    else:
-        to_stderr("".join(traceback.format_exception(error)))

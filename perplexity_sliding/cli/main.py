@@ -10,20 +10,30 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
+from pathlib import Path
 
+from ..argument_table import is_address
 from . import output, verifying
-from .checks import check_model, check_path, check_writable
 from .comparing import AXES, label
 from .measuring import Report, load_metric, measure, merge
-from .messages import describe, program_name, say, show_traceback, show_warning, to_stdout
+from .messages import (
+    Progress,
+    describe,
+    list_some,
+    program_name,
+    say,
+    show_traceback,
+    show_warning,
+    to_stdout,
+)
 from .options import (
     TIDY,
     WITHOUT_ADAPTER,
+    by_numbers,
     parse_arguments,
     was_started_by_torchrun,
     written_files,
 )
-from .progress import Progress
 from .reading import check_outputs, open_each, open_texts
 
 # Exit codes; 128 plus the number of a signal that ended the run.
@@ -42,7 +52,10 @@ def run(args: argparse.Namespace) -> int:
         check_outputs(args, list(filter(os.path.exists, args.files)), "parts")
         args.takes_bundled_model = False  # the parts name their model
         return deliver(merge(args), args)
-    check_names(args)
+    for name in args.models:
+        check_model(name, "--model", args.model_kwargs)
+    if args.reference and args.reference != WITHOUT_ADAPTER:
+        check_model(args.reference, "--reference", args.reference_model_kwargs)
     if args.find:
         from .searching import search
 
@@ -52,7 +65,11 @@ def run(args: argparse.Namespace) -> int:
             f"warning: --format {args.format} has no column for the result of --context-lengths, which "
             "covers all texts together. Use --format json."
         )
-    plots = check_plot(args.plot)
+    plots = None
+    if args.plot:
+        from . import plots
+
+        plots.check_path(args.plot)
     progress = Progress("Comparing" if args.reference else "Scoring", args.hides_progress)
     try:
         progress.status("Reading")
@@ -74,6 +91,45 @@ def run(args: argparse.Namespace) -> int:
         to_stdout([verifying.describe(outcome)])
         return 0 if outcome.is_verified else ABOVE_LIMIT
     return deliver(report, args, plots)
+
+
+def check_model(name: str, option: str, settings: dict | None) -> None:
+    """Refuse before slow imports what is certainly no model; the engine refuses the rest.
+
+    Args:
+        option: the option that names it.
+        settings: for `from_pretrained`; a model may lie in a `subfolder`.
+
+    Raises:
+        ValueError: several names, a missing folder, or a folder without a model.
+    """
+    path = Path(name).expanduser()
+    if is_address(name) or path.is_file():
+        return
+    if "," in name and not path.exists():
+        each = " ".join(f"{option} {part.strip()}" for part in name.split(","))
+        raise ValueError(
+            f"{option} {name} is not the name of a model. Pass each model by its own option: {each}."
+        )
+    is_path = name.startswith((".", "/", "~")) or name.endswith("/")
+    if is_path and not path.exists():
+        raise ValueError(f"{option} {name}: there is no such folder.")
+    marks = ("config.json", "adapter_config.json", "*.gguf")
+    if not path.is_dir() or "subfolder" in (settings or {}) or any(map(any, map(path.glob, marks))):
+        return
+    inside = sorted((str(file.parent) for file in path.rglob("config.json")), key=by_numbers)
+    advice = f"one of {list_some(inside)}" if inside else "a folder written by save_pretrained"
+    raise ValueError(f"{option} {name} is a folder without config.json. Pass {advice}.")
+
+
+def check_writable(option: str, path: str) -> None:
+    """Refuse a file that cannot be written, before hours of work."""
+    parent = Path(os.path.realpath(path)).parent
+    if not parent.is_dir():
+        raise ValueError(f"{option} must be in an existing folder, got {path!r}.")
+    target = path if os.path.exists(path) else parent
+    if os.path.isdir(path) or not os.access(target, os.W_OK):
+        raise ValueError(f"{option} must be a writable file, got {path!r}.")
 
 
 def deliver(report: Report, args: argparse.Namespace, plots=None) -> int:
@@ -115,39 +171,6 @@ def deliver(report: Report, args: argparse.Namespace, plots=None) -> int:
     return code
 
 
-def check_names(args: argparse.Namespace) -> None:
-    """Refuse models that cannot be loaded."""
-    given = (args.model_kwargs, args.tokenizer_kwargs, args.reference_model_kwargs)
-    subfolders = [settings["subfolder"] for settings in given if (settings or {}).get("subfolder")]
-    for name in args.models:
-        check_model(name, subfolders=subfolders)
-    if args.reference and args.reference != WITHOUT_ADAPTER:
-        check_model(args.reference, "--reference", subfolders)
-    if args.tokenizer:
-        check_path(args.tokenizer, "--tokenizer")
-
-
-def check_is_printed(args: argparse.Namespace) -> None:
-    """Refuse a run without any output, except --verify, whose exit code is a result."""
-    if sys.stdout is not None or args.output or args.html or args.plot or args.verify:
-        return
-    if args.find:
-        raise ValueError("--find prints what it finds, but standard output is closed: open it.")
-    raise ValueError("Standard output is closed: pass --output FILE.")
-
-
-def check_plot(path: str | None):
-    """Import the plots, and refuse a file that cannot be drawn, before anything is computed."""
-    if path is None:
-        return None
-    try:
-        from . import plots
-    except ImportError:
-        raise ValueError("--plot requires matplotlib: pip install matplotlib.") from None
-    plots.check_path(path)
-    return plots
-
-
 # --- verdict --------------------------------------------------------------------------------------
 
 
@@ -165,12 +188,11 @@ def verdict(report: Report, args: argparse.Namespace) -> tuple[int, list[str]]:
     for result in report.results:
         # an undefined perplexity counts as above
         if limit is not None and not result["perplexity"] <= limit:
-            shown, shown_limit = f"{result['perplexity']:.8g}", f"{limit:.8g}"
-            if shown == shown_limit:
-                shown, shown_limit = repr(result["perplexity"]), repr(limit)
             named = label(result, [AXES[axis] for axis in report.axes])
             named = f" of {named}" if report.axes else ""
-            missed.append(f"perplexity {shown}{named} is above --fail-above {shown_limit}")
+            missed.append(
+                f"perplexity {result['perplexity']:.8g}{named} is above --fail-above {limit:.8g}"
+            )
         if args.margin is not None and not result["comparison"]["within_margin"]:
             missed.append(
                 f"{result['name']} is not within --margin {args.margin:g} at 95 % confidence"
@@ -191,7 +213,6 @@ def main(argv: list[str] | None = None) -> int:
         with warnings.catch_warnings(), terminable():
             warnings.showwarning = show_warning
             args = parse_arguments(argv, program_name())
-            check_is_printed(args)
             return run(args)
     except KeyboardInterrupt as error:
         if not is_one_of_several(args):
@@ -211,11 +232,6 @@ def main(argv: list[str] | None = None) -> int:
         show_traceback(error)
         say(f"crashed: {describe(error)}. This is a bug: please report the lines above.")
         return CRASHED
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":  # raised by libraries written in Rust
-            raise
-        say(f"error: the tokenizer failed on the input: {describe(error)}.")
-        return BAD_INPUT
 
 
 @contextmanager
@@ -241,10 +257,7 @@ def is_one_of_several(args: argparse.Namespace | None) -> bool:
 
 
 def is_reported_by_another_process(error: Exception, args: argparse.Namespace | None) -> bool:
-    """Return whether the first process of torchrun has the same error, and prints it for all.
-
-    The metric marks errors that it raises in every process; an invalid command line is one in each.
-    """
+    """Return whether the first process of torchrun has the same error, and prints it for all."""
     return os.environ.get("RANK", "0") != "0" and (
         was_started_by_torchrun() if args is None else getattr(error, "is_shared", False)
     )

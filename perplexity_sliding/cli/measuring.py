@@ -13,10 +13,9 @@ from ..errors import wording_of
 from ..finding import wikitext
 from ..protocols import DEFAULT_PROTOCOL, PROTOCOLS
 from ..views import SHOWN, Reading, own_perplexities
-from .messages import in_options, list_some
+from .messages import Progress, in_options, list_some
 from .options import METRIC_ARGUMENTS, NONE, OF_REFERENCE, WITHOUT_ADAPTER, as_list, stored_options
 from .parts import Part, read_parts
-from .progress import Progress
 from .reading import ReadText, Text
 from .rows import flat
 from .spooling import Spool

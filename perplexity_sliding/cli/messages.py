@@ -1,11 +1,13 @@
-"""Output to stdout and stderr that tolerates closed pipes; messages in the terms of the command line."""
+"""Output to stdout and stderr that tolerates closed pipes; messages and progress of a run."""
 
 import os
 import re
 import sys
+import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from math import isnan
 from pathlib import Path
 from typing import TextIO
 
@@ -29,6 +31,8 @@ OTHER_NAMES = {
     "reference['model_kwargs']": "--reference-model-kwargs",
     "reference['tokenizer']": "--tokenizer",
 }
+LOG_INTERVAL = 60.0  # seconds
+CLEAR_LINE = "\r\x1b[2K"
 
 
 # --- streams --------------------------------------------------------------------------------------
@@ -113,7 +117,6 @@ def say(message: str) -> None:
 
 
 def show_traceback(error: BaseException) -> None:
-    """Print the traceback of an error on stderr."""
     to_stderr(harmless("".join(traceback.format_exception(error))))
 
 
@@ -163,3 +166,108 @@ def list_some(names: list[str]) -> str:
     """List three names and count the others."""
     more = len(names) - 3
     return ", ".join(names[:3]) + (f" and {more} more" if more > 0 else "")
+
+
+# --- progress -------------------------------------------------------------------------------------
+
+
+class Progress:
+    """Progress of a run: one bar on a terminal, one line per minute in a log.
+
+    The shards of a run are parts of one bar.
+
+    Args:
+        hidden: whether to show nothing.
+        clock: returns seconds, for the lines in a log.
+    """
+
+    def __init__(self, title: str, hidden: bool, clock: Callable[[], float] = time.monotonic):
+        self.title = title
+        self.hidden = hidden or sys.stderr is None
+        self.on_terminal = not self.hidden and sys.stderr.isatty()
+        self.clock = clock
+        self.started = self.logged = clock()
+        self.parts_done = 0.0
+        self.part = 1.0
+        self.scale = 1.0  # share of the current run, if there are several
+        self.first: tuple[float, float] | None = None  # time and share after the first batch
+        self.has_resumed = False
+        self._bars = None
+
+    def status(self, message: str) -> None:
+        """Show a step before there is a bar."""
+        if self.on_terminal and self._bars is None:
+            to_stderr(f"{CLEAR_LINE}{harmless(message)} …")
+
+    def resumed(self, done: int, total: int) -> None:
+        """Say once how much a checkpoint has."""
+        if not self.hidden and not self.has_resumed:
+            self._clear()
+            say(f"resuming: the checkpoint has {done:,} of {total:,} tokens.")
+        self.has_resumed = True
+
+    def begin_part(self, share: float) -> None:
+        """Start a part of the run, such as a shard, with its share of the whole."""
+        self.part = share * self.scale
+
+    def end_part(self) -> None:
+        self.parts_done += self.part
+
+    def __call__(self, progress) -> None:
+        """Update the progress of the part; this is the `callback` of `compute`."""
+        if self.hidden:
+            return
+        share = min(1.0, self.parts_done + self.part * progress.done / progress.total)
+        now = self.clock()
+        # Measure the speed from here on, because reading a checkpoint takes no time.
+        begin, before = self.first = self.first or (now, share)
+        # Nothing is scored yet while a reference stores its states.
+        so_far = "" if isnan(progress.perplexity) else f"perplexity {progress.perplexity:.2f}"
+        if self.on_terminal:
+            if self._bars is None:
+                self._clear()
+                self._bars = make_bars()
+                self._task = self._bars.add_task(self.title, total=1.0, perplexity="")
+                with suppress(OSError):  # the terminal may be closed
+                    self._bars.start()
+            self._bars.update(self._task, completed=share, perplexity=so_far)
+        elif now - self.logged >= LOG_INTERVAL:
+            self.logged = now
+            said = [f"{self.title}: {share:.0%} after {minutes(now - self.started)}"]
+            if share > before:  # not in the first batch, which includes loading
+                said.append(f"{minutes((now - begin) / (share - before) * (1 - share))} left")
+            say(", ".join([*said, so_far] if so_far else said))
+
+    def close(self) -> None:
+        """Clear the line before other output."""
+        if self._bars is None:
+            self._clear()
+            return
+        with suppress(OSError):
+            self._bars.stop()
+
+    def _clear(self) -> None:
+        if self.on_terminal:
+            to_stderr(CLEAR_LINE)
+
+
+def make_bars():
+    """Make a bar on stderr; warnings appear above it."""
+    from rich import progress
+    from rich.console import Console
+
+    return progress.Progress(
+        progress.TextColumn("{task.description}: {task.percentage:3.0f} %", markup=False),
+        progress.BarColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TextColumn("<"),
+        progress.TimeRemainingColumn(),
+        progress.TextColumn("{task.fields[perplexity]}", markup=False),
+        console=Console(file=sys.stderr),
+        redirect_stdout=False,
+    )
+
+
+def minutes(seconds: float) -> str:
+    hours, remaining = divmod(round(seconds / 60), 60)
+    return f"{hours} h {remaining} min" if hours else f"{remaining} min"

@@ -4,8 +4,7 @@ import argparse
 import json
 import shlex
 
-from . import progress as bars
-from .messages import program_name, to_stdout
+from .messages import Progress, program_name, to_stdout
 from .options import BUNDLED_MODEL, as_list, with_hyphens
 from .reading import open_texts
 from .tables import columns_of, format_number
@@ -25,7 +24,7 @@ TITLES = {
 
 def search(args: argparse.Namespace) -> int:
     """Find the settings, print them, and return the exit code."""
-    progress = bars.Progress("Searching", args.hides_progress)
+    progress = Progress("Searching", args.hides_progress)
     try:
         progress.status("Reading")
         texts, names = read_corpora(args)
