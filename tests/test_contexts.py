@@ -11,7 +11,6 @@ from perplexity_sliding.results.contexts import (
     ContextTotals,
     doubling_lengths,
 )
-from perplexity_sliding.results.uncertainty import Blocks
 
 
 def summarize_contexts(lengths, nlls, contexts, stride):
@@ -157,20 +156,3 @@ def test_totals_of_other_lengths_are_not_added():
     texts = [np.ones(60)]
     with pytest.raises(ValueError, match="be added only if context_lengths are the same"):
         totals_of(texts) + totals_of(texts, lengths=(4, 16))
-
-
-@pytest.mark.parametrize("sizes", [(60,) * 3, (300, 20, 7, 55, 90), (12, 30) * 8, (25,)], ids=str)
-def test_texts_that_are_never_cut_are_kept_as_one_block(sizes):
-    """So that short texts stay small; what is taken as independent stays the same."""
-    texts = np.repeat(np.arange(len(sizes)), sizes)
-    places = np.concatenate([np.arange(size) for size in sizes])
-    nlls = np.random.default_rng(0).gamma(2, 1, len(texts))
-    blocks = Blocks.of(sizes, texts, places, [np.ones(len(texts)), nlls])
-    for block_tokens in (1, 8, 16, 40):
-        uncut = blocks.uncut(block_tokens)
-        expected = blocks.clusters(block_tokens)
-        assert uncut.clusters(block_tokens).sums == pytest.approx(expected.sums, rel=1e-12)
-        assert uncut.clusters(block_tokens).sample == expected.sample
-        short = np.array(sizes) < 1.5 * block_tokens
-        assert (uncut.per_text[short] == 1).all()
-        assert (uncut.per_text[~short] == blocks.per_text[~short]).all()

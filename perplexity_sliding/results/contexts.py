@@ -123,7 +123,6 @@ class ContextTotals:
         ]
         lengths = [len(seen) for seen in contexts]
         blocks = Blocks.of(lengths, texts, places, [np.ones(len(places)), *columns])
-        blocks = blocks.uncut(longest)
         return cls(context_lengths, blocks, max(lengths), num_forward_tokens, totals)
 
     @property

@@ -10,28 +10,21 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from operator import methodcaller
 from typing import Any
 
 import numpy as np
 
 from ..digests import TextsDigest, digest_of, same_probes
-from ..errors import ArgumentError, ArgumentTypeError, Wording
+from ..errors import ArgumentError, Wording
 from ..protocols import Aggregate, ToolError
-from .uncertainty import Blocks, Clusters, Estimate, estimate_ratio, exp, jackknife
-
-ARRAY_KEYS = {"dtype", "shape", "base64"}
+from .uncertainty import Blocks, Clusters, Estimate, as_ratio, estimate_ratio, exp, jackknife
 
 # A mean above this many nats makes Megatron-LM print exp(20).
 MEGATRON_CAP = 20.0
-# Sums per text for the numbers per byte, character and word.
-UNITS = ("tokens", "words", "bytes", "characters", "unit nll", "word nll")
 # Fields of the identity that are reported with the number.
 SIGNATURES = ("signature_short", "signature")
 # The kind and format version of the output of `Totals.to_json`.
 KIND = "totals of perplexity-sliding, 1"
-# Splits a field of a signature.
-_SPLIT = methodcaller("partition", ":")
 
 
 @dataclass(frozen=True)
@@ -78,17 +71,11 @@ class TextScores:
         return np.full(count, self.num_bytes / max(1, count))
 
 
-def nll_interval(estimate: Estimate, cap: float = math.inf) -> list[float] | None:
-    """Return the interval of a mean nll in nats, with bounds between 0 and the cap."""
+def perplexity_interval(estimate: Estimate, cap: float = math.inf) -> list[float] | None:
+    """Return the interval of a perplexity from the estimate of its logarithm, between 1 and exp(cap)."""
     if estimate.interval is None:
         return None
-    return [min(max(0.0, bound), cap) for bound in estimate.interval]
-
-
-def perplexity_interval(estimate: Estimate, cap: float = math.inf) -> list[float] | None:
-    """Return the interval of a perplexity, none below 1, from the estimate of its logarithm."""
-    bounds = nll_interval(estimate, cap)
-    return None if bounds is None else [exp(bound) for bound in bounds]
+    return [exp(min(max(0.0, bound), cap)) for bound in estimate.interval]
 
 
 @dataclass(frozen=True)
@@ -117,23 +104,17 @@ class Aggregation:
         return MEGATRON_CAP if self.average == "capped" else math.inf
 
 
-def _sum(values: np.ndarray | list[float]) -> Any:
-    """Sum texts; a single text, such as each row of a table, skips the slow reduction."""
-    return values[0] if len(values) == 1 else np.add.reduce(values)
-
-
 @dataclass(frozen=True, eq=False)
 class Totals:
     """Sums from which a result is computed: at most 32 blocks per text, and a few counts.
 
-    `Totals.of(a) + Totals.of(b)` equals `Totals.of(a + b)`.  Totals pickle, and JSON preserves them
-    bit for bit.
+    `Totals.of(a) + Totals.of(b)` equals `Totals.of(a + b)`.  JSON preserves them bit for bit.
 
     Attributes:
         aggregation: the settings by which the sums become a result.
         blocks: sums over blocks of tokens, of the columns tokens, nll, weight, term and bytes.
         squares: squared deviations of the nlls from their text's mean, summed (T,).
-        units: the sums `UNITS` of each text (T, 6).
+        units: sums of each text for the numbers per unit, see `count_units` (T, 6).
         counts: counts that add up over calls.
         identity: settings and signature, which all shards share.
         texts_digest: digest of the texts.
@@ -189,49 +170,19 @@ class Totals:
         """
         if not isinstance(other, Totals):
             return NotImplemented
-        if not self._is_measured_as(other):
+        one, two = self._settings(), other._settings()
+        differing = [
+            f"{name} ({one.get(name)} and {two.get(name)})"
+            for name in one | two
+            if one.get(name) != two.get(name)
+        ]
+        if differing or not same_probes(self.identity, other.identity):
             raise ValueError(
                 "Totals can be added only if model, protocol and settings are the same, but they "
-                f"differ in {self._differences(other)}."
+                f"differ in {', '.join(differing) or 'their probes'}."
             )
-        self._check_apart()
-        return replace(
-            self,
-            blocks=self.blocks + other.blocks,
-            squares=np.concatenate([self.squares, other.squares]),
-            units=np.concatenate([self.units, other.units]),
-            counts={name: self.counts[name] + other.counts[name] for name in self.counts},
-            texts_digest=self.texts_digest + other.texts_digest,
-        )
-
-    def _is_measured_as(self, other: "Totals") -> bool:
-        """Check that both have the same model, protocol and settings; probes may differ by rounding."""
-        one, two = (totals.identity | {"probe": None} for totals in (self, other))
-        is_same = (self.aggregation, one) == (other.aggregation, two)
-        return is_same and same_probes(self.identity, other.identity)
-
-    def _differences(self, other: "Totals") -> str:
-        """List the settings that differ, with both values, or the probes if no setting differs."""
-        one, two = self._settings(), other._settings()
-        names = [name for name in one | two if one.get(name) != two.get(name)]
-        differing = [f"{name} ({one.get(name)} and {two.get(name)})" for name in names]
-        return ", ".join(differing) or "their probes"
-
-    def _settings(self) -> dict[str, object]:
-        """Return the fields that a result depends on, by their names in the signature."""
-        parts = str(self.identity.get("signature", "")).split("|")
-        return asdict(self.aggregation) | {name: value for name, _, value in map(_SPLIT, parts)}
-
-    def __radd__(self, other: object) -> "Totals":
-        """Begin a `sum`, which adds the first to 0."""
-        return self if other == 0 else NotImplemented
-
-    def _check_apart(self) -> None:
-        """Check that nothing is added after texts that one call would have joined with it.
-
-        Joined texts have one stream of windows.  In two halves, windows would begin and end elsewhere,
-        and tokens at the cut would have a different context.
-        """
+        # Joined texts have one stream of windows.  In two halves, windows would begin and end
+        # elsewhere, and tokens at the cut would have a different context.
         size, count = self.aggregation.stream_texts, self.texts_digest.count
         if size is None:
             raise ValueError(
@@ -244,6 +195,24 @@ class Totals:
                 f"Totals can be added only after a multiple of {size:,} texts (these are joined), got "
                 f"{count:,}. Score all of them in one call, or in shards of {size:,} texts."
             )
+        return replace(
+            self,
+            blocks=self.blocks + other.blocks,
+            squares=np.concatenate([self.squares, other.squares]),
+            units=np.concatenate([self.units, other.units]),
+            counts={name: self.counts[name] + other.counts[name] for name in self.counts},
+            texts_digest=self.texts_digest + other.texts_digest,
+        )
+
+    def __radd__(self, other: object) -> "Totals":
+        """Begin a `sum`, which adds the first to 0."""
+        return self if other == 0 else NotImplemented
+
+    def _settings(self) -> dict[str, object]:
+        """Return the fields that a result depends on, by their names in the signature."""
+        fields = str(self.identity.get("signature", "")).split("|")
+        pairs = (field.partition(":") for field in fields)
+        return asdict(self.aggregation) | {name: value for name, _, value in pairs}
 
     def take(self, texts: Sequence[int], digests: Sequence[int]) -> "Totals":
         """Reorder the texts.
@@ -288,20 +257,19 @@ class Totals:
 
     def to_json(self) -> str:
         """Return the totals as JSON, bit for bit and with a checksum; see `from_json`."""
-        return to_checked_json(
-            KIND,
-            {
-                "aggregation": asdict(self.aggregation),
-                "identity": self.identity,
-                "counts": self.counts,
-                "texts": [self.texts_digest.count, str(self.texts_digest.value)],
-                "lengths": self.blocks.lengths,
-                "blocks_per_text": self.blocks.per_text,
-                "sums": self.blocks.sums,
-                "squares": self.squares,
-                "units": self.units,
-            },
-        )
+        body = {
+            "kind": KIND,
+            "aggregation": asdict(self.aggregation),
+            "identity": self.identity,
+            "counts": self.counts,
+            "texts": [self.texts_digest.count, str(self.texts_digest.value)],
+            "lengths": pack_array(self.blocks.lengths),
+            "blocks_per_text": pack_array(self.blocks.per_text),
+            "sums": pack_array(self.blocks.sums),
+            "squares": pack_array(self.squares),
+            "units": pack_array(self.units),
+        }
+        return json.dumps(body | {"checksum": digest_of(body)})
 
     @classmethod
     def from_json(cls, text: str) -> "Totals":
@@ -310,26 +278,34 @@ class Totals:
         Raises:
             TypeError, ValueError: it is something else, or damaged.
         """
-        fields = from_checked_json(KIND, text, "text")
-        count, value = fields["texts"]
+        try:
+            body = json.loads(text)
+        except ValueError as error:
+            raise ArgumentError(
+                "text", f"be JSON, but it cannot be read: {error}", advice="Was it cut short?"
+            ) from None
+        found = body.get("kind") if isinstance(body, dict) else type(body).__name__
+        if found != KIND:
+            raise ArgumentError("text", f"hold {KIND!r}", got=repr(found))
+        if body.pop("checksum", None) != digest_of(body):
+            raise ValueError(
+                Wording(
+                    "`text` is damaged: its checksum is another than when it was written. "
+                    "Write it again."
+                )
+            )
+        names = ("sums", "blocks_per_text", "lengths", "squares", "units")
+        sums, per_text, lengths, squares, units = (unpack_array(body[name]) for name in names)
+        count, value = body["texts"]
         return cls(
-            Aggregation(**fields["aggregation"]),
-            Blocks(fields["sums"], fields["blocks_per_text"], fields["lengths"]),
-            fields["squares"],
-            fields["units"],
-            fields["counts"],
-            fields["identity"],
+            Aggregation(**body["aggregation"]),
+            Blocks(sums, per_text, lengths),
+            squares,
+            units,
+            body["counts"],
+            body["identity"],
             TextsDigest(count, int(value)),
         )
-
-    def __reduce__(self) -> tuple:
-        return Totals.from_json, (self.to_json(),)
-
-    def __copy__(self) -> "Totals":
-        return self  # nothing of it changes
-
-    def __deepcopy__(self, memo: dict) -> "Totals":
-        return self
 
     @cached_property
     def of_texts(self) -> np.ndarray:
@@ -343,26 +319,34 @@ class Totals:
             plain Python numbers; nats for `total_nll`, bits where the name says so.
         """
         tokens, nlls, *_ = self.of_texts.T
-        total, count = float(_sum(nlls)), int(_sum(tokens))
+        total, count = float(nlls.sum()), int(tokens.sum())
         estimate, clusters = self.estimate()
-        of_each = self._of_each_text()  # lists take room, which the estimate has given back
-        mean_perplexity = of_each["mean_perplexity"]
-        mean_of_texts = self.aggregation.average == "texts"
-        perplexity = mean_perplexity if mean_of_texts else exp(estimate.value)
-        stderr, has_interval = estimate.stderr, estimate.interval is not None
-        known = has_interval and math.isfinite(perplexity) and estimate.value < self.aggregation.cap
+        is_known = estimate.interval is not None
+        perplexities = self.perplexities()  # lists take room, which the estimate has given back
+        mean_perplexity = float(np.mean(perplexities))
+        cap = self.aggregation.cap
+        is_mean = self.aggregation.average == "texts"
+        perplexity = mean_perplexity if is_mean else exp(estimate.value)
+        stderr = estimate.stderr
+        if stderr is not None and math.isfinite(perplexity) and estimate.value < cap:
+            stderr = perplexity * stderr
+        else:
+            stderr = None
         result = {  # first what is reported
             "perplexity": perplexity,
-            "perplexity_interval": perplexity_interval(estimate, self.aggregation.cap),
-            "interval_sample": clusters.sample if has_interval else None,
-            "interval_scope": clusters.scope if has_interval else None,
-            **self._per_unit(clusters if has_interval else None),
+            "perplexity_interval": perplexity_interval(estimate, cap),
+            "interval_sample": clusters.sample if is_known else None,
+            "interval_scope": clusters.scope if is_known else None,
+            **self._per_unit(clusters if is_known else None),
             **{name: self.identity[name] for name in SIGNATURES if name in self.identity},
-            **of_each,
-            "perplexity_stderr": perplexity * stderr if known and stderr is not None else None,
+            "perplexities": perplexities,
+            "num_texts": len(perplexities),
+            "num_tokens_per_text": tokens.astype(int).tolist(),
+            "mean_perplexity": mean_perplexity,
+            "perplexity_stderr": stderr,
             "total_nll": total,
             "num_tokens": count,
-            "scored_share": count / int(_sum(self.blocks.lengths)),
+            "scored_share": count / int(self.blocks.lengths.sum()),
             "num_windows": self.counts["windows"],
             "num_forward_tokens": self.counts["forward tokens"],
         }
@@ -374,81 +358,56 @@ class Totals:
             result["tool_stderr"] = self._tool_stderr()
         return result | {"texts_digest": str(self.texts_digest)} | self.identity
 
-    def _of_each_text(self) -> dict:
-        """Compute the keys of the result about single texts, their number and mean."""
-        perplexities = self.perplexities()
-        return {
-            "perplexities": perplexities,
-            "num_texts": len(perplexities),
-            "num_tokens_per_text": self.of_texts[:, 0].astype(int).tolist(),
-            "mean_perplexity": float(_sum(perplexities)) / len(perplexities),
-        }
-
     def perplexities(self) -> list[float]:
         """Compute the perplexity of each text; NaN if the tool's weights of all its tokens are 0."""
         cap = self.aggregation.cap
         return [
             exp(min(term / weight, cap)) if weight > 0 else math.nan
-            for _, _, weight, term in map(np.ndarray.tolist, self.of_texts[:, :4])
+            for _, _, weight, term, _ in map(np.ndarray.tolist, self.of_texts)
         ]
 
     def estimate(self) -> tuple[Estimate, Clusters]:
-        """Estimate the log perplexity, uncapped; and return the sample."""
-        clusters = self.blocks.cut(self._num_parts())
-        estimate = estimate_ratio(*self._terms_and_weights(clusters))
+        """Estimate the log perplexity, and return the sample; only the value is capped."""
         if self.aggregation.average == "texts":
-            estimate = estimate.logarithm()
-        if estimate.value > self.aggregation.cap:
-            estimate = replace(estimate, value=self.aggregation.cap)
-        return estimate, clusters
-
-    def _num_parts(self) -> np.ndarray:
-        if self.aggregation.average == "texts":
-            return np.ones_like(self.blocks.per_text)
-        return self.blocks.num_parts(self.aggregation.block_tokens)
+            clusters = self.blocks.cut(np.ones_like(self.blocks.per_text))
+            estimate = estimate_ratio(*self._terms_and_weights(clusters)).logarithm()
+        else:
+            clusters = self.blocks.clusters(self.aggregation.block_tokens)
+            estimate = estimate_ratio(*self._terms_and_weights(clusters))
+        return replace(estimate, value=min(estimate.value, self.aggregation.cap)), clusters
 
     def _terms_and_weights(self, clusters: Clusters) -> tuple[np.ndarray, np.ndarray]:
         """Return the numerators and denominators of the (log) perplexity of each cluster."""
-        _, _, weights, terms, _ = clusters.sums.T
         if self.aggregation.average == "texts":
             perplexities = np.array(self.perplexities())
             return perplexities, np.ones_like(perplexities)
+        _, _, weights, terms, _ = clusters.sums.T
         return terms, weights
 
-    def _sum_units(self) -> dict[str, float]:
-        return dict(zip(UNITS, _sum(self.units).tolist()))
-
     def _per_unit(self, clusters: Clusters | None) -> dict[str, float | list[float] | None]:
-        """Compute the numbers per byte, with their interval, per character and per word."""
-        units = self._sum_units()
-        per_byte = units["unit nll"] / units["bytes"]
-        per_character = units["unit nll"] / units["characters"]
-        words = units["words"]
-        return {
-            "bits_per_byte": per_byte / math.log(2),
-            "bits_per_byte_interval": self._interval_of_bits(clusters, per_byte / math.log(2)),
-            "bits_per_character": per_character / math.log(2),
-            # a text of only white space has no words
-            "word_perplexity": exp(units["word nll"] / words) if words else None,
-        }
+        """Compute the numbers per byte, with their interval, per character and per word.
 
-    def _interval_of_bits(self, clusters: Clusters | None, bits: float) -> list[float] | None:
-        """Return the interval of the bits per byte, a ratio of sums over the clusters.
-
-        It is not that of the perplexity in other units: where a text is hard, its tokens are shorter.
+        The interval per byte is not that of the perplexity in other units: where a text is hard, its
+        tokens are shorter.
         """
-        if clusters is None:
-            return None
-        units = dict(zip(UNITS, self.units.T))
-        nlls, num_bytes = units["unit nll"], units["bytes"]
-        if len(nlls) != len(clusters.sums):  # parts of texts
-            _, nlls, _, _, num_bytes = clusters.sums.T
-        if not np.isfinite([nlls, num_bytes]).all():
-            return None
-        estimate = estimate_ratio(nlls, num_bytes)
-        if estimate.interval is None or not estimate.value:
-            return None
-        return [max(0.0, bound) / estimate.value * bits for bound in estimate.interval]
+        _, num_words, num_bytes, num_characters, nll, word_nll = self.units.sum(axis=0).tolist()
+        bits = nll / num_bytes / math.log(2)
+        interval = None
+        if clusters is not None:
+            nlls, sizes = self.units[:, 4], self.units[:, 2]
+            if len(nlls) != len(clusters.sums):  # parts of texts
+                _, nlls, _, _, sizes = clusters.sums.T
+            if np.isfinite([nlls, sizes]).all():
+                estimate = estimate_ratio(nlls, sizes)
+                if estimate.interval is not None and estimate.value:
+                    interval = [max(0.0, b) / estimate.value * bits for b in estimate.interval]
+        return {
+            "bits_per_byte": bits,
+            "bits_per_byte_interval": interval,
+            "bits_per_character": nll / num_characters / math.log(2),
+            # a text of only white space has no words
+            "word_perplexity": exp(word_nll / num_words) if num_words else None,
+        }
 
     def _adjusted_perplexity(self, mean_nll: float) -> float | None:
         """Compute the perplexity per original word: exp(loss × tokens / words).
@@ -456,8 +415,7 @@ class Totals:
         "Evaluating and Comparing Language Models" calls loss × V1 / V2 the normalised loss.
         Megatron leaves the first token and the first word out, and caps the exponent.
         """
-        units = self._sum_units()
-        tokens, words = units["tokens"], units["words"]
+        tokens, words, *_ = self.units.sum(axis=0).tolist()
         if self.aggregation.average == "capped":
             tokens, words = tokens - 1, max(1, words - 1)
         if not words:  # only white space
@@ -505,22 +463,16 @@ def ratio_of_perplexities(totals: Totals, first: Totals) -> dict:
         chance, and "sample", what was taken as independent: None where that is too little.
     """
     log_ratio = totals.estimate()[0].value - first.estimate()[0].value
-    ratio = {"ratio": None if math.isnan(log_ratio) else exp(log_ratio)}
-    unknown = ratio | dict.fromkeys(("interval", "pvalue", "sample"))
+    estimate, sample = Estimate(log_ratio, 0), ""
     clusters = shared_clusters(totals, first)
-    if clusters is None:
-        return unknown
-    value, without, shares = totals.leave_out_each(clusters[0])
-    first_value, first_without, first_shares = first.leave_out_each(clusters[1])
-    shares = (shares + first_shares) / 2
-    estimate = jackknife(value - first_value, without - first_without, shares)
-    if estimate.interval is None:
-        return unknown
-    return ratio | {
-        "interval": [exp(bound) for bound in estimate.interval],
-        "pvalue": estimate.pvalue,
-        "sample": clusters[0].sample,
-    }
+    if clusters is not None:
+        value, without, shares = totals.leave_out_each(clusters[0])
+        first_value, first_without, first_shares = first.leave_out_each(clusters[1])
+        shares = (shares + first_shares) / 2
+        estimate = jackknife(value - first_value, without - first_without, shares)
+        sample = clusters[0].sample
+    ratio = as_ratio(replace(estimate, value=log_ratio), sample)
+    return ratio | {"ratio": None} if math.isnan(log_ratio) else ratio
 
 
 def shared_clusters(totals: Totals, first: Totals) -> tuple[Clusters, Clusters] | None:
@@ -530,12 +482,12 @@ def shared_clusters(totals: Totals, first: Totals) -> tuple[Clusters, Clusters] 
             return None
         one_each = np.ones_like(totals.blocks.per_text)
         return totals.blocks.cut(one_each), first.blocks.cut(one_each)
-    blocks = totals.blocks.aligned(first.blocks)
-    block_tokens = totals.aggregation.block_tokens, first.aggregation.block_tokens
+    both = totals.blocks.aligned(first.blocks)
     num_parts = np.minimum(
-        *(of_totals.num_parts(least) for of_totals, least in zip(blocks, block_tokens))
+        both[0].num_parts(totals.aggregation.block_tokens),
+        both[1].num_parts(first.aggregation.block_tokens),
     )
-    return blocks[0].cut(num_parts), blocks[1].cut(num_parts)
+    return both[0].cut(num_parts), both[1].cut(num_parts)
 
 
 def token_weights(
@@ -559,8 +511,9 @@ def token_weights(
 
 
 def count_units(texts: Sequence[TextScores], nlls: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Compute the sums for the numbers per byte, character and word of each text (T, 6).
+    """Sum up each text for the numbers per byte, character and word (T, 6).
 
+    The columns are tokens, words, bytes, characters, their nll, and the nll of the words.
     If the characters of the scored tokens are known, only these count, as in nanochat's
     `evaluate_bpb`, and words are charged by their bytes.  Otherwise unscored tokens count as average
     ones of their text; if all are scored, this is lm-evaluation-harness's Σ nll / Σ units.
@@ -583,61 +536,13 @@ def count_units(texts: Sequence[TextScores], nlls: np.ndarray, counts: np.ndarra
     return np.array(rows, dtype=np.float64)
 
 
-# --- JSON that notices damage ---------------------------------------------------------------------
+def pack_array(array: np.ndarray) -> dict:
+    """Write an array as a JSON value, bit for bit; see `unpack_array`."""
+    text = base64.b64encode(array.tobytes()).decode("ascii")
+    return {"dtype": array.dtype.str, "shape": list(array.shape), "base64": text}
 
 
-def to_checked_json(kind: str, fields: dict) -> str:
-    """Write fields as JSON with a kind and a checksum; arrays as base64.
-
-    Args:
-        kind: the kind of the document, with its version.
-        fields: JSON values and numpy arrays.
-    """
-    body = {"kind": kind} | {name: _pack(value) for name, value in fields.items()}
-    return json.dumps(body | {"checksum": digest_of(body)})
-
-
-def from_checked_json(kind: str, text: str, argument: str) -> dict:
-    """Read the output of `to_checked_json`.
-
-    Args:
-        argument: name of the argument, for errors.
-
-    Raises:
-        TypeError: it is not a string.
-        ValueError: it is not JSON, of another kind, or damaged.
-    """
-    if not isinstance(text, str):
-        raise ArgumentTypeError(argument, "be a string of JSON", got=type(text).__name__)
-    try:
-        body = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ArgumentError(
-            argument, f"be JSON, but it cannot be read: {error}", advice="Was it cut short?"
-        ) from None
-    found = body.get("kind") if isinstance(body, dict) else type(body).__name__
-    if found != kind:
-        raise ArgumentError(argument, f"hold {kind!r}", got=repr(found))
-    if body.pop("checksum", None) != digest_of(body):
-        raise ValueError(
-            Wording(
-                f"`{argument}` is damaged: its checksum is another than when it was written. "
-                "Write it again."
-            )
-        )
-    return {name: _unpack(value) for name, value in body.items() if name != "kind"}
-
-
-def _pack(value: object) -> object:
-    if not isinstance(value, np.ndarray):
-        return value
-    value = np.ascontiguousarray(value, value.dtype.newbyteorder("<"))
-    text = base64.b64encode(value.tobytes()).decode("ascii")
-    return {"dtype": value.dtype.str, "shape": list(value.shape), "base64": text}
-
-
-def _unpack(value: object) -> object:
-    if not isinstance(value, dict) or set(value) != ARRAY_KEYS:
-        return value
-    flat = np.frombuffer(base64.b64decode(value["base64"]), np.dtype(value["dtype"]))
-    return flat.reshape(value["shape"]).astype(flat.dtype.newbyteorder("="))
+def unpack_array(packed: dict) -> np.ndarray:
+    """Read the output of `pack_array`."""
+    flat = np.frombuffer(base64.b64decode(packed["base64"]), np.dtype(packed["dtype"]))
+    return flat.reshape(packed["shape"])

@@ -54,26 +54,26 @@ class Estimate:
 
     Attributes:
         value: the number.
+        num_clusters: number of clusters with nonzero weight.
         stderr: its standard error; this and all following are None if the clusters are too few, or
             not finite.
         degrees: of freedom of Student's t, see `degrees_of_freedom`.
         interval: [low, high] of 95 % confidence.
         pvalue: two-sided, for the hypothesis that the value is 0.
-        num_clusters: number of clusters with nonzero weight.
     """
 
     value: float
-    stderr: float | None
-    degrees: float | None
-    interval: tuple[float, float] | None
-    pvalue: float | None
     num_clusters: int
+    stderr: float | None = None
+    degrees: float | None = None
+    interval: tuple[float, float] | None = None
+    pvalue: float | None = None
 
     def logarithm(self) -> "Estimate":
         """Return the estimate of the logarithm of a positive value, whose distribution is less skewed."""
         value = math.log(self.value) if self.value > 0 else -math.inf
         if self.stderr is None or self.degrees is None or not math.isfinite(value):
-            return Estimate(value, None, None, None, None, self.num_clusters)
+            return Estimate(value, self.num_clusters)
         stderr = self.stderr / self.value
         margin = student_t(self.degrees) * stderr
         interval = (value - margin, value + margin)
@@ -83,6 +83,8 @@ class Estimate:
 @dataclass(frozen=True, eq=False)
 class Clusters:
     """The units that are assumed to be independent: texts, or parts of texts.
+
+    Those without a scored token do not count: a context may fill whole clusters.
 
     Attributes:
         sums: sums of the columns over each cluster (C, columns); the first is the number of scored
@@ -95,38 +97,25 @@ class Clusters:
 
     @cached_property
     def _numbers(self) -> tuple[int, int]:
-        """Number of texts and of clusters with scored tokens; a context may fill whole clusters."""
-        text_of = np.repeat(np.arange(len(self.num_parts)), self.num_parts)
+        """Number of texts and of clusters with scored tokens."""
         scored = self.sums[:, 0] > 0
+        text_of = np.repeat(np.arange(len(self.num_parts)), self.num_parts)
         return len(np.unique(text_of[scored])), int(scored.sum())
-
-    @property
-    def num_texts(self) -> int:
-        """Number of texts with scored tokens."""
-        return self._numbers[0]
-
-    @property
-    def num_clusters(self) -> int:
-        """Number of clusters with scored tokens."""
-        return self._numbers[1]
 
     @property
     def sample(self) -> str:
         """The sample in words: "30 texts" or "20 parts of 3 texts"."""
-        texts = f"{self.num_texts} text{'s' * (self.num_texts > 1)}"
-        return texts if self.are_texts else f"{self.num_clusters} parts of {texts}"
+        num_texts, num_clusters = self._numbers
+        texts = f"{num_texts} text{'s' * (num_texts > 1)}"
+        return texts if num_texts == num_clusters else f"{num_clusters} parts of {texts}"
 
     @property
     def scope(self) -> str:
         """The population of an interval: other texts, or other passages of these."""
-        if self.are_texts:
+        num_texts, num_clusters = self._numbers
+        if num_texts == num_clusters:
             return "over texts"
-        return "within this text" if self.num_texts == 1 else "within these texts"
-
-    @property
-    def are_texts(self) -> bool:
-        """Whether each cluster is a text."""
-        return self.num_clusters == self.num_texts
+        return "within this text" if num_texts == 1 else "within these texts"
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,35 +174,22 @@ class Blocks:
         within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         return Blocks(self.sums[np.repeat(first, counts) + within], counts, self.lengths[texts])
 
-    @property
-    def _are_whole(self) -> bool:
-        """Whether each block is a text, as those of short texts are."""
-        return len(self.sums) == len(self.per_text)
-
     def by_text(self) -> np.ndarray:
         """Sum the columns over each text (T, columns)."""
-        return self.sums if self._are_whole else self._merged(np.ones_like(self.per_text))
+        return self._merged(np.ones_like(self.per_text))
 
     def clusters(self, block_tokens: float) -> Clusters:
         """Choose the clusters.
 
-        The texts, where there are ten or more, none of which is nearly all, or where all are too
-        short to be cut.  Else texts longer
-        than a twentieth of the whole are cut into parts of about that length, but of no less than
-        `block_tokens` scored tokens: what these texts differ in from others is then not seen.
+        The texts, where there are ten or more, none of which is nearly all, or where all are too short
+        to be cut.  Else texts longer than a twentieth of the whole are cut into parts of about that
+        length, but of no less than `block_tokens` scored tokens: what these texts differ in from others
+        is then not seen.
         """
         return self.cut(self.num_parts(block_tokens))
 
-    def uncut(self, block_tokens: float) -> "Blocks":
-        """Merge the blocks of each text that `clusters` never splits."""
-        most = np.round(self.by_text()[:, 0] / block_tokens)
-        per_text = np.where(most > 1, self.per_text, 1)
-        return Blocks(self._merged(per_text), per_text, self.lengths)
-
     def num_parts(self, block_tokens: float) -> np.ndarray:
         """Choose the number of clusters of each text (T,)."""
-        if self._are_whole:
-            return self.per_text  # too short to be cut
         tokens = self.by_text()[:, 0]
         shares = tokens[tokens > 0] / tokens.sum()
         if len(shares) >= ENOUGH_TEXTS and degrees_of_freedom(shares) >= FEWEST_DEGREES:
@@ -240,7 +216,7 @@ class Blocks:
 
     def _merged(self, per_text: np.ndarray) -> np.ndarray:
         """Sum over fewer blocks a text, at least one (per_text.sum(), columns)."""
-        if per_text is self.per_text:
+        if per_text.sum() == len(self.sums):  # as many as there are
             return self.sums
         first = np.repeat(np.cumsum(self.per_text) - self.per_text, per_text)
         blocks, parts = np.repeat(self.per_text, per_text), np.repeat(per_text, per_text)
@@ -295,21 +271,13 @@ def estimate_ratio(terms: np.ndarray, weights: np.ndarray) -> Estimate:
         terms, weights: of each cluster (C,).
     """
     terms, weights = np.asarray(terms, np.float64), np.asarray(weights, np.float64)
-    if len(terms) == 1 and weights[0] > 0:  # a text, of which a table has many
-        return Estimate(float(terms[0]) / float(weights[0]), None, None, None, None, 1)
     counted = weights > 0
     terms, weights = terms[counted], weights[counted]
     total, number = float(weights.sum()), len(terms)
     value = float(terms.sum()) / total if total else math.nan
     if number < 2 or not np.isfinite(terms).all():
-        return Estimate(value, None, None, None, None, number)
-    degrees = degrees_of_freedom(weights / total)
-    if degrees < FEWEST_DEGREES:
-        return Estimate(value, None, None, None, None, number)
-    moved = (terms - value * weights) / (total - weights)
-    return _tested(
-        _estimate(value, float((moved**2).sum()), degrees, number), moved, weights / total
-    )
+        return Estimate(value, number)
+    return _estimate(value, (terms - value * weights) / (total - weights), weights / total)
 
 
 def jackknife(value: float, without: np.ndarray, shares: np.ndarray) -> Estimate:
@@ -322,38 +290,25 @@ def jackknife(value: float, without: np.ndarray, shares: np.ndarray) -> Estimate
         without: the number with one cluster left out (C,).
         shares: each cluster's share in the whole (C,), adding up to 1; those without any do not count.
     """
-    without, shares = without[shares > 0], shares[shares > 0]
-    count, degrees = len(without), degrees_of_freedom(shares)
-    if degrees < FEWEST_DEGREES or not (np.isfinite(value) and np.isfinite(without).all()):
-        return Estimate(value, None, None, None, None, count)
-    moved = value - without
-    return _tested(_estimate(value, float((moved**2).sum()), degrees, count), moved, shares)
+    with np.errstate(invalid="ignore"):  # infinite less infinite
+        moved = value - without[shares > 0]
+    return _estimate(value, moved, shares[shares > 0])
 
 
-def _tested(estimate: Estimate, moved: np.ndarray, shares: np.ndarray) -> Estimate:
-    """Add the p-value to an estimate.
-
-    Args:
-        moved: change of the number without each cluster (C,).
-        shares: each cluster's share in the whole (C,).
-    """
-    value = estimate.value
-    if abs(value) <= ROUNDING:
-        return replace(estimate, pvalue=1.0)
-    if estimate.num_clusters < MANY_CLUSTERS:
-        pvalue = sign_flip_pvalue(shares * value + (1 - shares) * moved)
-    elif not estimate.stderr:
-        pvalue = float(value == 0)
-    else:
-        pvalue = 2 * float(stdtr(estimate.degrees, -abs(value) / estimate.stderr))
-    return replace(estimate, pvalue=pvalue)
-
-
-def _estimate(value: float, moved: float, degrees: float, count: int) -> Estimate:
-    """Return an estimate; `moved` is the sum of the squared changes without each cluster."""
-    stderr = math.sqrt((count - 1) / count * moved)
+def _estimate(value: float, moved: np.ndarray, shares: np.ndarray) -> Estimate:
+    """Estimate a number from its changes without each cluster (C,), and their shares in the whole."""
+    count, degrees = len(moved), degrees_of_freedom(shares)
+    if degrees < FEWEST_DEGREES or not (np.isfinite(value) and np.isfinite(moved).all()):
+        return Estimate(value, count)
+    stderr = math.sqrt((count - 1) / count * float((moved**2).sum()))
     margin = student_t(degrees) * stderr
-    return Estimate(value, stderr, degrees, (value - margin, value + margin), None, count)
+    if abs(value) <= ROUNDING:
+        pvalue = 1.0
+    elif count < MANY_CLUSTERS:
+        pvalue = sign_flip_pvalue(shares * value + (1 - shares) * moved)
+    else:
+        pvalue = 2 * float(stdtr(degrees, -abs(value) / stderr)) if stderr else 0.0
+    return Estimate(value, count, stderr, degrees, (value - margin, value + margin), pvalue)
 
 
 def student_t(degrees: float) -> float:
