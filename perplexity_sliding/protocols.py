@@ -11,16 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Start = Literal["none", "once", "every", "replace"]
-
 Aggregate = Literal["tokens", "window means", "guide weights", "texts", "capped"]
-
 ToolError = Literal["population", "sample"]
-
-Pairs = Literal["by characters", "by lengths"]
-
-SupportedArgument = Literal[
-    "max_length", "stride", "add_start_token", "separator", "context_lengths", "carry"
-]
 
 # How lm-evaluation-harness and Megatron-LM turn WikiText's word-level form into prose, both by the
 # same list, applied in this order.  Its bugs are kept: the second step only matches
@@ -134,8 +126,11 @@ class Protocol:
     aggregate: Aggregate = "tokens"
     error: ToolError | None = None
     min_windows: int = 1
-    pairs: Pairs | None = None
-    supported_arguments: tuple[SupportedArgument, ...] = ("max_length",)
+    pairs: Literal["by characters", "by lengths"] | None = None
+    supported_arguments: tuple[
+        Literal["max_length", "stride", "add_start_token", "separator", "context_lengths", "carry"],
+        ...,
+    ] = ("max_length",)
     count_words: Callable = count_words
     detokenize: Callable | None = None
 
@@ -157,20 +152,8 @@ class Protocol:
         return self.join is None
 
 
-def protocol_table(*protocols: Protocol) -> dict[str, Protocol]:
-    """Return protocols by name.
-
-    Raises:
-        ValueError: two have the same name.
-    """
-    table = {protocol.name: protocol for protocol in protocols}
-    if len(table) < len(protocols):
-        raise ValueError("Two protocols must not have the same name.")
-    return table
-
-
 DEFAULT_PROTOCOL = "sliding"
-PROTOCOLS = protocol_table(
+ROWS = (
     Protocol(
         "sliding",
         source="this metric",
@@ -396,3 +379,4 @@ PROTOCOLS = protocol_table(
         supported_arguments=("max_length", "stride"),
     ),
 )
+PROTOCOLS = {protocol.name: protocol for protocol in ROWS}

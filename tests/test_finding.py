@@ -15,13 +15,10 @@ from models import CONTEXT, make_model, make_tokenizer, random_text, save
 from perplexity_sliding import compute, find, layouts
 from perplexity_sliding.cli import layouts as layouts_program
 from perplexity_sliding.cli import main as score
-from perplexity_sliding.cli import searching
+from perplexity_sliding.finding import Figure
 from perplexity_sliding.finding import find as find_module
-from perplexity_sliding.finding.candidates import Case, Scorer, list_steps
-from perplexity_sliding.finding.figures import Figure
-from perplexity_sliding.finding.find import chance, read_published, take_sample
-from perplexity_sliding.finding.priors import AVERAGES
-from perplexity_sliding.plan import settings as plan_settings
+from perplexity_sliding.finding.candidates import AVERAGES, Case, Scorer
+from perplexity_sliding.finding.find import Search, chance, read_published
 from perplexity_sliding.protocols import PROTOCOLS, detokenize_wikitext
 
 TEXT = f" = Title = \n\n {random_text(50, 1)} . \n {random_text(90, 2)} \n\n = Other = \n{random_text(40, 3)}\n"
@@ -64,7 +61,7 @@ def search(model, words):
     )
 
 
-# --- figures --------------------------------------------------------------------------------------
+# --- figures and layouts --------------------------------------------------------------------------
 
 
 def test_a_figure_is_the_interval_that_rounds_to_it():
@@ -78,35 +75,18 @@ def test_a_figure_is_the_interval_that_rounds_to_it():
 
 
 @pytest.mark.parametrize(
-    "figure", [0, -3, "", "nan", "inf", float("nan"), [], "3,5", "1e400", "1e308"]
+    ("figure", "texts", "error", "named"),
+    [
+        *[(figure, [OTHER], ValueError, "figure") for figure in (0, -3, "nan", [], "3,5", "1e400")],
+        *[(figure, [OTHER], TypeError, "figure") for figure in (True, [None])],
+        *[("3.5", texts, ValueError, "texts") for texts in ([], [" "])],
+        ("3.5", OTHER, TypeError, "texts"),
+        (["3.5", "4.5"], [OTHER], ValueError, "2 figures and 1 texts"),
+    ],
 )
-def test_figures_that_are_none(search, figure):
-    with pytest.raises(ValueError, match="figure"):
-        search(figure, [OTHER])
-
-
-@pytest.mark.parametrize("figure", [True, None, [None]])
-def test_figures_of_other_types(search, figure):
-    with pytest.raises(TypeError, match="figure"):
-        search(figure, [OTHER])
-
-
-@pytest.mark.parametrize("texts", [[], [" "]])
-def test_no_text(search, texts):
-    with pytest.raises(ValueError, match="texts"):
-        search("3.5", texts)
-
-
-def test_figures_and_texts_pair(search):
-    with pytest.raises(ValueError, match="2 figures and 1 texts"):
-        search(["3.5", "4.5"], [OTHER])
-    with pytest.raises(TypeError, match="texts"):
-        search("3.5", OTHER)
-    with pytest.raises(TypeError, match="stride"):
-        search("3.5", [OTHER], stride=3)
-
-
-# --- layouts --------------------------------------------------------------------------------------
+def test_what_is_no_figure_or_no_text_is_refused(search, figure, texts, error, named):
+    with pytest.raises(error, match=named):
+        search(figure, texts)
 
 
 def test_layouts():
@@ -151,19 +131,6 @@ def test_a_plain_stride_is_tried_before_layouts_that_nobody_uses(search, model, 
     )
 
 
-@pytest.mark.parametrize(
-    ("figure", "place", "left"),
-    [
-        ("30.123", "lowest", "a stride of 2 in windows of 16"),
-        ("4410.1", "highest", None),  # nothing sees less context than what was tried first
-    ],
-)
-def test_the_conclusion_begins_with_what_was_left_untried_on_that_side(search, figure, place, left):
-    conclusion = search(figure, [OTHER], max_tokens=700)["conclusion"]
-    untried = re.search(r": (.*) \(not tried", conclusion)
-    assert place in conclusion and (untried and untried[1].split(", ")[0]) == left
-
-
 def test_the_tool_that_is_known_for_an_average_comes_first(search, model, words):
     """Its number was listed under `sliding` and `yarn` before it, in rows of their own."""
     texts = [random_text(9, 6), random_text(12, 7)]
@@ -171,19 +138,6 @@ def test_the_tool_that_is_known_for_an_average_comes_first(search, model, words)
     [row] = search(f"{stock:.6g}", texts, max_tokens=10**6)["matches"]
     assert (row["protocol"], row["average"]) == ("stock", "mean_perplexity")
     assert {"sliding", "yarn"} <= {other["protocol"] for other in row["same_value"]}
-
-
-def test_a_layout_is_tokenized_once_for_each_encoding(model, words, monkeypatch):
-    """It was tokenized for each setting that read it."""
-    texts = []
-    tokenize = plan_settings.tokenize
-    monkeypatch.setattr(
-        plan_settings,
-        "tokenize",
-        lambda *args: texts.append((*args[1], *args[2:])) or tokenize(*args),
-    )
-    find("1.2345", [OTHER], model=model, tokenizer=words, max_tokens=10**5)
-    assert len(texts) == len(set(texts)) > 2
 
 
 def test_the_figure_of_the_rows_of_the_hub(search, model, words):
@@ -200,16 +154,24 @@ def test_the_figure_of_the_rows_of_the_hub(search, model, words):
     assert result["matches"][0]["average"] == "mean_perplexity"
 
 
-@pytest.mark.parametrize("detokenized", [False, True])
-def test_the_word_perplexity_of_the_harness(search, model, words, detokenized):
+def harness_likelihood(model, tokenizer, texts):
+    """What lm-evaluation-harness itself gives, of all texts together."""
     huggingface = pytest.importorskip("lm_eval.models.huggingface")
     from lm_eval.api.instance import Instance
 
+    harness = huggingface.HFLM(pretrained=model, tokenizer=tokenizer, device="cpu")
+    requests = [
+        Instance("loglikelihood_rolling", doc={}, arguments=(text,), idx=number)
+        for number, text in enumerate(texts)
+    ]
+    return math.fsum(harness.loglikelihood_rolling(requests, disable_tqdm=True))
+
+
+@pytest.mark.parametrize("detokenized", [False, True])
+def test_the_word_perplexity_of_the_harness(search, model, words, detokenized):
     text = TEXT if detokenized else OTHER
     read = detokenize_wikitext(text) if detokenized else text
-    harness = huggingface.HFLM(pretrained=model, tokenizer=words, device="cpu")
-    request = Instance("loglikelihood_rolling", doc={}, arguments=(read,), idx=0)
-    (likelihood,) = harness.loglikelihood_rolling([request], disable_tqdm=True)
+    likelihood = harness_likelihood(model, words, [read])
     value = math.exp(-likelihood / len(re.split(r"\s+", text)))
     result = search(f"{value:.5g}", [text], max_tokens=10**6)
     layout = "as-is, detokenized by the tool" if detokenized else "as-is"
@@ -219,25 +181,15 @@ def test_the_word_perplexity_of_the_harness(search, model, words, detokenized):
 
 def test_the_harness_reads_articles(search, model, words):
     """Its WikiText task scores page after page."""
-    huggingface = pytest.importorskip("lm_eval.models.huggingface")
-    from lm_eval.api.instance import Instance
-
     pages = [" = Title = " + TEXT.split(" = Title = ")[1].split(" = Other = ")[0]]
     pages.append(" = Other = " + TEXT.split(" = Other = ")[1])
     assert layouts.arrange([TEXT], "each-article") == pages
-    harness = huggingface.HFLM(pretrained=model, tokenizer=words, device="cpu")
-    requests = [
-        Instance("loglikelihood_rolling", doc={}, arguments=(detokenize_wikitext(page),), idx=n)
-        for n, page in enumerate(pages)
-    ]
-    likelihood = math.fsum(harness.loglikelihood_rolling(requests, disable_tqdm=True))
+    likelihood = harness_likelihood(model, words, map(detokenize_wikitext, pages))
     value = math.exp(-likelihood / sum(len(re.split(r"\s+", page)) for page in pages))
     for texts in ([TEXT], TEXT.splitlines(keepends=True)):
         best = search(f"{value:.5g}", texts, max_tokens=10**6)["matches"][0]
-        assert (best["protocol"], best["layout"]) == (
-            "lm-eval",
-            "each-article, detokenized by the tool",
-        )
+        assert best["protocol"] == "lm-eval"
+        assert best["layout"] == "each-article, detokenized by the tool"
 
 
 def test_the_blocks_of_the_rows_of_the_hub(search, model):
@@ -288,28 +240,6 @@ def test_a_loss_over_all_labels(search, model, words):
     result = search(f"{total.item() / blocks.numel():.5f}", [OTHER], max_tokens=10**6)
     found = [(match["protocol"], match["average"]) for match in settings_of(result["matches"])]
     assert ("run-clm", "trainer_nats_per_token") in found
-
-
-def test_two_layouts_that_a_tool_joins_to_one_text_are_tried_once(search):
-    rows = TEXT.splitlines(keepends=True)
-    kept = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(find_module, "conclude", lambda figure, search: kept.extend(search.tried))
-        search("1.2345", rows, max_tokens=10**6)
-    layouts_of = {e["layout"] for e in kept if e["protocol"] == "gptq"}
-    assert "as-is" in layouts_of and "joined-by-blank-line" not in layouts_of
-    assert "joined-by-blank-line" in {e["layout"] for e in kept if e["protocol"] == "lm-eval"}
-
-
-def test_windows_without_overlap_are_a_pass_of_their_own(model, words):
-    """They cost a fraction of the others, so that nothing dearer may keep them back."""
-    scorer = Scorer({"model": model, "tokenizer": words})
-    case = Case(Figure.read("3.5"), scorer, [TEXT], ["FILE"])
-    for step in list_steps([case]):
-        protocol = next(iter(step.settings)).protocol
-        texts, _ = step.read([TEXT], protocol)
-        plans = [m.plan for m in scorer.plan(texts, step.settings).values()]
-        assert len({plan.max_length > plan.stride for plan in plans}) == 1
 
 
 def test_a_loss_in_nats(search, model, words):
@@ -369,6 +299,69 @@ def test_half_of_the_values_are_expected_in_half_of_the_space():
     assert chance(tried, [figure]) == pytest.approx(10, rel=0.02)
 
 
+def test_a_certain_match_ends_the_search_unless_tokens_are_given(search, model, words):
+    figure = f"{guide(model, words, OTHER, CONTEXT // 2):.3f}"
+    short, whole = search(figure, [OTHER]), search(figure, [OTHER], max_tokens=10**6)
+    assert short["not_tried"] and not whole["not_tried"]
+    assert short["num_forward_tokens"] < whole["num_forward_tokens"]
+    assert names(short)[0] == names(whole)[0]
+    assert short["expected_by_chance"] < 0.01
+
+
+def test_a_sample_decides_what_a_long_corpus_is_read_for(search, model, words, monkeypatch):
+    text = random_text(2600, 9)
+    monkeypatch.setattr(find_module, "SAMPLE_WINDOWS", 20)
+    monkeypatch.setattr(find_module, "CERTAIN", 0.0)
+    found = search(f"{guide(model, words, text, CONTEXT // 2):.3f}", [text])
+    assert names(found)[0] == ("transformers-docs", CONTEXT, CONTEXT // 2, "as-is")
+    far = search("0.0321", [text])  # of no unit
+    assert far["num_forward_tokens"] < found["num_forward_tokens"]
+    assert sum(step["misses_on_sample"] for step in far["not_tried"]) > 2
+    monkeypatch.setattr(find_module, "SAMPLED_FROM", 10**6)
+    whole = search("0.0321", [text])
+    assert far["num_forward_tokens"] < whole["num_forward_tokens"]
+
+
+def test_published_figures_have_what_the_search_knows():
+    rows = read_published()
+    assert len(rows) > 20 and all(row["source"] and row["model"] and row["corpus"] for row in rows)
+    assert {row["protocol"] for row in rows} - {""} <= set(PROTOCOLS)
+    assert {row["average"] for row in rows} <= {*AVERAGES}
+    assert all(Figure.read(row["figure"]).value > 0 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "begin", "figure", "found"),
+    [
+        ("someone/gpt2", " \n = Robert Boulter = \n", "29.41", True),
+        ("someone/gpt2", " \n = Robert Boulter = \n", "29.4", True),
+        ("someone/gpt2", " \n = Robert Boulter = \n", "29.42", False),
+        ("someone/gpt2", "", "29.41", False),  # of WikiText, which this is not
+        ("someone/gpt2-medium", " \n = Robert Boulter = \n", "29.41", False),
+        ("codellama/CodeLlama-7b-hf", "", "4.4381", True),
+    ],
+)
+def test_a_published_figure_is_named(search, model, name, begin, figure, found, monkeypatch):
+    monkeypatch.setattr(model.config, "_name_or_path", name)
+    monkeypatch.setattr(model, "name_or_path", name)
+    published = search(figure, [begin + OTHER], max_tokens=3000)["published"]
+    assert [row["figure"] for row in published] == ([figure.ljust(5, "1")] if found else [])
+
+
+def test_progress_grows_and_ends(search):
+    seen = []
+    search("1.2345", [OTHER], callback=seen.append)
+    shares = [progress.done / progress.total for progress in seen]
+    assert shares == sorted(shares) and 0 < shares[0] < shares[-1] <= 1
+    assert len({progress.total for progress in seen}) == 1
+
+
+def test_a_figure_beyond_all_floats_is_infinite():
+    """A byte of more than 1,024 bits ended the search."""
+    _, convert, _ = AVERAGES["original_byte_perplexity"]
+    assert convert(2000.0) == math.inf and convert(3.0) == pytest.approx(8.0)
+
+
 # --- the command line -----------------------------------------------------------------------------
 
 
@@ -408,11 +401,11 @@ def value_in(printed, average):
 def test_printed_commands_repeat_the_values(tiny_folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.txt").write_text(TEXT)
-    kept = []
-    monkeypatch.setattr(find_module, "conclude", lambda figure, search: kept.extend(search.tried))
-    find("1.2345", [TEXT], model_id=tiny_folder, files=[["a.txt"]], max_tokens=10**6)
+    case = Case(Figure.read("1.2345"), Scorer({"model_id": tiny_folder}), [TEXT], ["a.txt"])
+    search = Search([case], max_tokens=10**6, callback=None)
+    search.run()
     by_command = {}
-    for entry in kept:
+    for entry in search.tried:
         by_command.setdefault(entry["commands"][0], []).append(entry)
     assert len(by_command) > 100
     for command in sorted(by_command)[::9]:
@@ -425,6 +418,22 @@ def test_printed_commands_repeat_the_values(tiny_folder, tmp_path, monkeypatch, 
                 entry["max_length"],
                 entry["stride"],
             )
+
+
+def test_one_setting_explains_two_models(tiny_folder, words, tmp_path):
+    other = make_model("gpt2", seed=6)
+    folder = save(tmp_path / "other", other, words)
+    models = [tiny_folder, folder]
+    values = [guide(make_model("gpt2", seed=seed), words, OTHER, CONTEXT) for seed in (5, 6)]
+    figures = [f"{value:.3f}" for value in values]
+    result = find(figures, [OTHER], model_id=models)
+    assert names(result)[0] == ("transformers-docs", CONTEXT, CONTEXT, "as-is")
+    first = result["matches"][0]
+    assert first["value"] == pytest.approx(values, rel=1e-5)
+    assert all(model in command for model, command in zip(models, first["command"]))
+    assert find(figures[::-1], [OTHER], model_id=models)["matches"] == []
+    with pytest.raises(ValueError, match="3 figures and 2 models"):
+        find([*figures, "3.2"], [OTHER], model_id=models)
 
 
 def test_the_command_line(tiny_folder, tmp_path, monkeypatch, capsys):
@@ -457,94 +466,6 @@ def test_refusals_of_the_command_line(tmp_path, capsys, argv):
     (tmp_path / "a.txt").write_text(OTHER)
     assert score.main([str(tmp_path / "a.txt"), *argv]) == 2
     assert "--find" in capsys.readouterr().err
-
-
-def test_a_certain_match_ends_the_search_unless_tokens_are_given(search, model, words):
-    figure = f"{guide(model, words, OTHER, CONTEXT // 2):.3f}"
-    short, whole = search(figure, [OTHER]), search(figure, [OTHER], max_tokens=10**6)
-    assert short["not_tried"] and not whole["not_tried"]
-    assert short["num_forward_tokens"] < whole["num_forward_tokens"]
-    assert names(short)[0] == names(whole)[0]
-    assert short["expected_by_chance"] < 0.01
-
-
-# --- long corpora, published figures, other inputs ------------------------------------------------
-
-
-def test_a_sample_decides_what_a_long_corpus_is_read_for(search, model, words, monkeypatch):
-    text = random_text(2600, 9)
-    monkeypatch.setattr(find_module, "SAMPLE_WINDOWS", 20)
-    monkeypatch.setattr(find_module, "CERTAIN", 0.0)
-    found = search(f"{guide(model, words, text, CONTEXT // 2):.3f}", [text])
-    assert names(found)[0] == ("transformers-docs", CONTEXT, CONTEXT // 2, "as-is")
-    far = search("0.0321", [text])  # of no unit
-    assert far["num_forward_tokens"] < found["num_forward_tokens"]
-    assert sum(step["misses_on_sample"] for step in far["not_tried"]) > 2
-    monkeypatch.setattr(find_module, "SAMPLED_FROM", 10**6)
-    whole = search("0.0321", [text])
-    assert far["num_forward_tokens"] < whole["num_forward_tokens"]
-
-
-def test_a_budget_buys_what_the_sample_would_find_unlikely(search, monkeypatch):
-    monkeypatch.setattr(find_module, "SAMPLE_WINDOWS", 8)
-    text = random_text(1100, 10)
-    result = search("1.234", [text], max_tokens=10**7)
-    assert result["not_tried"] == [] and result["matches"] == []
-
-
-def test_a_sample_ends_with_a_line(search, model, words, monkeypatch):
-    monkeypatch.setattr(find_module, "SAMPLED_FROM", 1)
-    scorer = Scorer({"model_id": None, "model": model, "tokenizer": words})
-
-    def sample(texts, share):
-        num_tokens = find_module.SAMPLE_WINDOWS * CONTEXT / share
-        return take_sample([Case(Figure.read("3.5"), scorer, texts, [])], num_tokens)
-
-    assert sample(["a\nb\nc\n", "d\ne\n"], 0.2) == [["a\nb\n"]]
-    assert sample(["a\nb\nc\n", "d\ne\n"], 1.0) == [["a\nb\nc\n", "d\ne\n"]]
-    assert sample(["x" * 100], 0.1) == [["x" * 20]]
-
-
-def test_published_figures_have_what_the_search_knows():
-    rows = read_published()
-    assert len(rows) > 20 and all(row["source"] and row["model"] and row["corpus"] for row in rows)
-    assert {row["protocol"] for row in rows} - {""} <= set(PROTOCOLS)
-    assert {row["average"] for row in rows} <= {*AVERAGES}
-    assert all(Figure.read(row["figure"]).value > 0 for row in rows)
-
-
-@pytest.mark.parametrize(
-    ("name", "begin", "figure", "found"),
-    [
-        ("someone/gpt2", " \n = Robert Boulter = \n", "29.41", True),
-        ("someone/gpt2", " \n = Robert Boulter = \n", "29.4", True),
-        ("someone/gpt2", " \n = Robert Boulter = \n", "29.42", False),
-        ("someone/gpt2", "", "29.41", False),  # of WikiText, which this is not
-        ("someone/gpt2-medium", " \n = Robert Boulter = \n", "29.41", False),
-        ("codellama/CodeLlama-7b-hf", "", "4.4381", True),
-    ],
-)
-def test_a_published_figure_is_named(search, model, name, begin, figure, found, monkeypatch):
-    monkeypatch.setattr(model.config, "_name_or_path", name)
-    monkeypatch.setattr(model, "name_or_path", name)
-    published = search(figure, [begin + OTHER], max_tokens=3000)["published"]
-    assert [row["figure"] for row in published] == ([figure.ljust(5, "1")] if found else [])
-
-
-def test_one_setting_explains_two_models(tiny_folder, words, tmp_path):
-    other = make_model("gpt2", seed=6)
-    folder = save(tmp_path / "other", other, words)
-    models = [tiny_folder, folder]
-    values = [guide(make_model("gpt2", seed=seed), words, OTHER, CONTEXT) for seed in (5, 6)]
-    figures = [f"{value:.3f}" for value in values]
-    result = find(figures, [OTHER], model_id=models)
-    assert names(result)[0] == ("transformers-docs", CONTEXT, CONTEXT, "as-is")
-    first = result["matches"][0]
-    assert first["value"] == pytest.approx(values, rel=1e-5)
-    assert all(model in command for model, command in zip(models, first["command"]))
-    assert find(figures[::-1], [OTHER], model_id=models)["matches"] == []
-    with pytest.raises(ValueError, match="3 figures and 2 models"):
-        find([*figures, "3.2"], [OTHER], model_id=models)
 
 
 def test_the_command_has_the_arguments_of_loading(tiny_folder, tmp_path, monkeypatch, capsys):
@@ -590,46 +511,3 @@ def test_tables_and_standard_input(tiny_folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin", stream)
     assert score.main(["--model", tiny_folder, "--quiet", "--find", "3.21"]) == 0
     assert "No setting tried" in capsys.readouterr().out
-
-
-def test_progress_grows_and_ends(search):
-    seen = []
-    search("1.2345", [OTHER], callback=seen.append)
-    shares = [progress.done / progress.total for progress in seen]
-    assert shares == sorted(shares) and 0 < shares[0] < shares[-1] <= 1
-    assert len({progress.total for progress in seen}) == 1
-
-
-def test_figures_may_be_written_with_an_exponent(tiny_folder, tmp_path, capsys):
-    (tmp_path / "a.txt").write_text(OTHER)
-    value = compute([OTHER], model_id=tiny_folder, protocol="megatron")["perplexity"]
-    argv = [str(tmp_path / "a.txt"), "--model", tiny_folder, "--quiet", "--json"]
-    assert score.main([*argv, "--find", f"{value:.4E}"]) == 0
-    found = json.loads(capsys.readouterr().out)["matches"]
-    assert "megatron" in [match["protocol"] for match in settings_of(found)]
-
-
-@pytest.mark.parametrize("figure", ["1e400", "1e308", "1e-300", "1e-400", "0", "29.41 nats"])
-def test_figures_that_no_tool_prints_are_refused(call, tmp_path, figure):
-    """All settings matched 1e400."""
-    (tmp_path / "a.txt").write_text(OTHER)
-    ran = call(tmp_path / "a.txt", "--find", figure)
-    assert ran.code == 2 and f"--find: '{figure}' must be a number such as 29.41" in ran.err
-
-
-@pytest.mark.parametrize("figure", ["1,234.5", "1.234,5", "66,08"])
-def test_a_separator_of_thousands_is_explained(call, tmp_path, figure):
-    (tmp_path / "a.txt").write_text(OTHER)
-    ran = call(tmp_path / "a.txt", "--find", figure)
-    assert ran.code == 2 and ran.out == ""
-    assert f"got {figure.replace(',', ', ')} for 1. A comma separates figures" in ran.err
-
-
-def test_a_huge_value_is_written_with_its_exponent():
-    assert searching.written("value", [21.64594, 4.5815e132]) == "21.6459, 4.5815e+132"
-
-
-def test_a_figure_beyond_all_floats_is_infinite():
-    """A byte of more than 1,024 bits ended the search."""
-    _, convert, _ = AVERAGES["original_byte_perplexity"]
-    assert convert(2000.0) == math.inf and convert(3.0) == pytest.approx(8.0)

@@ -62,7 +62,7 @@ def copy(root, tmp_path_factory):
     for name in ("space", "samples", "demo_model", "perplexity_sliding"):
         shutil.copytree(root / name, folder / name)
     protocols = folder / "perplexity_sliding" / "protocols.py"
-    table = "PROTOCOLS = protocol_table(\n"
+    table = "ROWS = (\n"
     source = protocols.read_text("utf-8")
     assert source.count(table) == 1
     protocols.write_text(source.replace(table, table + ROW.lstrip("\n")), "utf-8")

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from perplexity_sliding.protocols import PROTOCOLS, ROWS
+
 ROOT = Path(__file__).resolve().parent.parent
 ROW = 'NEW = Protocol("new", source="a tool", description="As it does.", {})\n'
 UNKNOWN = ('encoding="defualt"', 'stride="third"', 'supported_arguments=("window",)', "stridee=3")
@@ -23,6 +25,10 @@ def errors_of(rows: str, folder: Path) -> list[str]:
         [*command, "--no-incremental", str(copy)], capture_output=True, text=True
     )
     return [line for line in checked.stdout.splitlines() if ": error: " in line]
+
+
+def test_no_two_rows_have_the_same_name():
+    assert len(PROTOCOLS) == len(ROWS)
 
 
 def test_the_rows_are_of_their_types(tmp_path):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from ..argument_table import Anything, Choice, Flag, Kind, Share, String, WholeNumber, WholeNumbers
-from ..finding.figures import LARGEST, SMALLEST
+from ..finding import LARGEST, SMALLEST
 
 # Keys of JSON objects whose values are not published.
 SECRET = re.compile(r"token\b|key|auth|password|secret|header|proxies", re.IGNORECASE)

@@ -1,9 +1,14 @@
-"""What to try: settings over layouts of the texts, in passes that share the tokens they read."""
+"""What to try: settings over layouts of the texts, in passes that share the tokens they read.
+
+How common each choice is, of a tool, a window, a start token or an average, is a weight relative to
+the most common choice.  The weights are judgements, not measurements.
+"""
 
 import math
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from ..api import Models, check, make_plan, open_session, report
 from ..api import score as score_texts
@@ -16,11 +21,57 @@ from ..plan.settings import Corpus, plan_settings
 from ..plan.windows import count_inputs, merge_windows
 from ..protocols import PROTOCOLS, Protocol
 from ..scoring.distributed import Processes
-from . import priors, wikitext
-from .figures import Figure
+from . import Figure, wikitext
 
 FIELDS = ("protocol", "max_length", "stride", "add_start_token", "layout", "average")
 OVERLAPS = (1, 2, 8)  # bounds of the windows per token, which separate passes by cost
+
+
+def power_of_two(bits: float) -> float:
+    return 2.0**bits if bits < 1024 else math.inf
+
+
+TOOLS = {
+    **{"lm-eval": 1.0, "llama.cpp": 1.0, "gptq": 1.0, "stock": 0.9, "run-clm": 0.8},
+    **{"transformers-docs": 0.9, "transformers-docs-weighted": 0.9, "sliding": 0.7},
+}
+OTHER_TOOL, OTHER_WINDOW, WINDOW_AS_STRIDE, OTHER_STRIDE = 0.5, 0.4, 0.8, 0.4
+STARTS: dict[bool | str, float] = {True: 1.0, False: 0.6, "every": 0.2}
+# By a tool in the layout that it reads; by a tool in another layout, and by us, beside the layout.
+DETOKENIZED_BY_TOOL, DETOKENIZED_ELSEWHERE, DETOKENIZED_BY_US = 2.0, 0.5, 0.1
+# Averages: the key of a result, the conversion if any, and the weight for tools that do not print them.
+AVERAGES: dict[str, tuple[str, Callable[[float], float] | None, float]] = {
+    "perplexity": ("perplexity", None, 0.4),
+    "mean_perplexity": ("mean_perplexity", None, 0.3),
+    "word_perplexity": ("word_perplexity", None, 0.3),
+    "byte_perplexity": ("bits_per_byte", power_of_two, 0.1),
+    "bits_per_byte": ("bits_per_byte", None, 0.3),
+    "bits_per_original_byte": ("bits_per_original_byte", None, 0.2),
+    "original_byte_perplexity": ("bits_per_original_byte", power_of_two, 0.1),
+    "bits_per_character": ("bits_per_character", None, 0.2),
+    "adjusted_perplexity": ("adjusted_perplexity", None, 0.2),
+    "nats_per_token": ("perplexity", math.log, 0.3),
+    "bits_per_token": ("perplexity", math.log2, 0.1),
+}
+# Averages that a tool prints, whose weight is 1; only the perplexity by default.
+PRINTED = {
+    "stock": ("mean_perplexity",),
+    "lm-eval": (
+        *("word_perplexity", "byte_perplexity", "bits_per_byte"),
+        *("bits_per_original_byte", "original_byte_perplexity"),
+    ),
+    "paloma": ("perplexity", "bits_per_byte"),
+    "run-clm": ("perplexity", "nats_per_token"),
+    "megatron": ("perplexity", "adjusted_perplexity", "nats_per_token"),
+    "fairseq": ("perplexity", "bits_per_token"),
+}
+# Tools that may count the first label of a block, which is unscored, and the weight of that average.
+COUNT_ALL_LABELS, OVER_ALL_LABELS = ("run-clm",), 0.5
+# Decimals that tools print, and the factor by which matching decimals increase the likelihood.
+DECIMALS = {"llama.cpp": 4, "lm-eval": 4, "run-clm": 4, "exllamav2": 4, "mlx-lm": 3}
+SAME_DECIMALS = 3.0
+# Windows in tokens; strides as parts of the window, and in tokens.
+WINDOWS, PARTS, STRIDES = (512, 1024, 2048, 4096), (1, 2, 4, 8), (512, 256)
 
 
 class Scorer:
@@ -37,8 +88,8 @@ class Scorer:
 
     def corpus(self, texts: list[str]) -> Corpus:
         """Return the texts with their tokens, which all settings share."""
-        tokenizer, key = self.model.tokenizer, tuple(texts)
-        return self._corpora.setdefault(key, Corpus(tokenizer, texts, with_offsets=False))
+        corpus = Corpus(self.model.tokenizer, texts, with_offsets=False)
+        return self._corpora.setdefault(tuple(texts), corpus)
 
     def plan(self, texts: list[str], settings: Iterable[Setting]) -> dict[Setting, Measurement]:
         """Plan the settings that the texts and the model allow."""
@@ -70,13 +121,8 @@ class Scorer:
             return report(plan, scores)["measurements"]
 
 
-@dataclass(frozen=True)
-class Case:
-    """A figure with its model and texts.
-
-    Attributes:
-        named: command-line arguments that select the texts.
-    """
+class Case(NamedTuple):
+    """A figure with its model and texts, and the command-line arguments that select the texts."""
 
     figure: Figure
     scorer: Scorer
@@ -144,11 +190,11 @@ def list_steps(cases: list[Case]) -> list[Step]:
         if not of_wikitext or name not in ("as-is", "joined", "each-article"):
             continue
         for protocol in PROTOCOLS.values():
-            weight = usual * priors.DETOKENIZED_BY_US
+            weight = usual * DETOKENIZED_BY_US
             if protocol.detokenize is not None:
                 reads = ("each-article",) if protocol.scores_each_text else ("as-is", "joined")
-                elsewhere = usual * priors.DETOKENIZED_ELSEWHERE
-                weight = priors.DETOKENIZED_BY_TOOL if name in reads else elsewhere
+                elsewhere = usual * DETOKENIZED_ELSEWHERE
+                weight = DETOKENIZED_BY_TOOL if name in reads else elsewhere
             steps += split(cases, Step(name, detokenizes=True), [protocol], weight)
     if not steps:
         raise ArgumentError("texts", "be long enough to score", got="texts of fewer than 2 tokens")
@@ -176,35 +222,35 @@ def split(cases: list[Case], step: Step, protocols: list[Protocol], usual: float
         if len(plans) < len(cases) or key in seen:
             continue
         seen.add(key)
-        first, is_own = plans[0], setting.max_length is None and setting.stride is None
-        parts = [first.max_length // part for part in priors.PARTS]
-        is_plain = is_own or (setting.max_length is None and first.stride in parts)
+        first, has_own_window = plans[0], setting.max_length is None
+        is_own = has_own_window and setting.stride is None
+        is_plain = has_own_window and first.stride in [first.max_length // part for part in PARTS]
         overlap = max(plan.max_length / plan.stride for plan in plans)
-        group = (first.start, sum(overlap > bound for bound in OVERLAPS), is_own, is_plain)
-        weight = usual * priors.TOOLS.get(setting.protocol.name, priors.OTHER_TOOL)
-        weight *= priors.STARTS[setting.add_start_token]
-        weight *= 1.0 if setting.max_length is None else priors.OTHER_WINDOW
+        level = sum(overlap > bound for bound in OVERLAPS)
+        weight = usual * TOOLS.get(setting.protocol.name, OTHER_TOOL)
+        weight *= STARTS[setting.add_start_token] * (1.0 if has_own_window else OTHER_WINDOW)
         if setting.stride is not None:
             is_disjoint = first.stride == first.max_length
-            weight *= priors.WINDOW_AS_STRIDE if is_disjoint else priors.OTHER_STRIDE
+            weight *= WINDOW_AS_STRIDE if is_disjoint else OTHER_STRIDE
+        group = (first.start, level, is_own, is_own or is_plain)
         groups.setdefault(group, {})[setting] = weight
     steps = []
     for (*_, is_plain), settings in groups.items():
-        costs = [case.scorer.cost(own[s] for s in settings) for case, own in zip(cases, planned)]
+        cost = sum(c.scorer.cost(own[s] for s in settings) for c, own in zip(cases, planned))
         is_plain = is_plain and step.layout == "as-is" and not step.detokenizes
-        steps.append(replace(step, settings=settings, num_tokens=sum(costs), is_plain=is_plain))
+        steps.append(replace(step, settings=settings, num_tokens=cost, is_plain=is_plain))
     return steps
 
 
 def list_choices(protocols: list[Protocol], limit: int | None) -> list[Setting]:
     """List the usual settings that the protocols' tools have, each tool's own first."""
     choices = []
-    for start in priors.STARTS:
+    for start in STARTS:
         for protocol in protocols:
-            for window in [None, *(n for n in priors.WINDOWS if limit is None or n <= limit)]:
+            for window in [None, *(n for n in WINDOWS if limit is None or n <= limit)]:
                 length = window or limit or 0
-                usual = {length // part for part in priors.PARTS}
-                usual |= {stride for stride in priors.STRIDES if stride <= length}
+                usual = {length // part for part in PARTS}
+                usual |= {stride for stride in STRIDES if stride <= length}
                 strides = [None, *sorted(usual - {0}, reverse=True)]
                 choices += [Setting(protocol, window, stride, start) for stride in strides]
     return sorted(filter(is_allowed, choices), key=lambda s: (s.max_length or 0, s.stride or 0))
@@ -223,8 +269,8 @@ def is_allowed(setting: Setting) -> bool:
 
 def score_step(
     cases: list[Case], step: Step, corpora: list[list[str]], callback: Callable | None
-) -> Iterator[dict]:
-    """Score a step; yield an entry for each setting and average, with a value for each case.
+) -> list[dict]:
+    """Score a step; list an entry for each setting and average, with a value for each case.
 
     Args:
         corpora: the texts of each case, or a sample of them.
@@ -245,8 +291,8 @@ def score_step(
             del result["bits_per_character"]
             if protocol.scores_each_text:  # the command line counts no bytes of joined texts
                 result["bits_per_original_byte"] = per_byte * sizes[0] / sizes[1]
-    for setting, *of_setting in zip(step.settings, *results):
-        yield from list_entries(cases, step, setting, of_setting)
+    of_all = zip(step.settings, *results)
+    return [entry for setting, *own in of_all for entry in list_entries(cases, step, setting, own)]
 
 
 def list_entries(
@@ -256,11 +302,11 @@ def list_entries(
     layout, protocol = step.layout, setting.protocol
     if step.detokenizes:
         layout += ", detokenized" + (" by the tool" if protocol.detokenize else "")
-    of_all = {
-        **{"protocol": protocol.name, "layout": layout},
-        **{name: common([r[name] for r in results]) for name in FIELDS[1:4]},
-        **{"setting": setting, "commands": write_commands(cases, step, setting)},
-    }
+    known: dict = {"protocol": protocol.name, "layout": layout, "setting": setting}
+    for name in ("max_length", "stride", "add_start_token"):
+        own = [result[name] for result in results]
+        known[name] = own[0] if all(value == own[0] for value in own) else own
+    known["commands"] = [write_command(case, step, setting) for case in cases]
     averaged = [averages_of(result) for result in results]
     weights = {name: weight_of_average(protocol.name, name) for name in averaged[0]}
     entries: list[dict] = []
@@ -268,14 +314,10 @@ def list_entries(
         values = [of_case.get(average, math.nan) for of_case in averaged]
         is_new = not any(agree(values, entry["values"]) for entry in entries)
         if is_new and all(0 < value < math.inf for value in values):
-            known = {"average": average, "values": values, "is_printed": weights[average] == 1}
-            entries.append(of_all | known | {"prior": step.settings[setting] * weights[average]})
+            prior = step.settings[setting] * weights[average]
+            more = {"average": average, "values": values, "prior": prior}
+            entries.append(known | more | {"is_printed": weights[average] == 1})
     return entries
-
-
-def common(values: list) -> object:
-    """Return the common value, or the list if values differ."""
-    return values[0] if all(value == values[0] for value in values) else values
 
 
 def agree(values: list[float], others: list[float], tolerance: float = 1e-9) -> bool:
@@ -285,11 +327,11 @@ def agree(values: list[float], others: list[float], tolerance: float = 1e-9) -> 
 def averages_of(result: dict) -> dict[str, float]:
     """Return the values of a result that a paper could print."""
     values = {}
-    for name, (key, convert, _) in priors.AVERAGES.items():
+    for name, (key, convert, _) in AVERAGES.items():
         value = result.get(key)
         if value is not None and (convert is None or 0 < value < math.inf):
             values[name] = value if convert is None else convert(value)
-    if result["protocol"] in priors.COUNT_ALL_LABELS:
+    if result["protocol"] in COUNT_ALL_LABELS:
         # `Trainer.evaluate` divides by all labels of a block in transformers from 4.57 until 2026,
         # and still for models such as GPT-2, whose loss it does not recognise as shifted.
         block = result["max_length"]
@@ -300,32 +342,27 @@ def averages_of(result: dict) -> dict[str, float]:
 
 def weight_of_average(protocol: str, average: str) -> float:
     """Return the weight of an average for a protocol's tool; 1 if the tool prints it."""
-    if average in priors.PRINTED.get(protocol, ("perplexity",)):
+    if average in PRINTED.get(protocol, ("perplexity",)):
         return 1.0
-    if average.startswith("trainer_"):
-        return priors.OVER_ALL_LABELS
-    return priors.AVERAGES[average][2]
+    return OVER_ALL_LABELS if average.startswith("trainer_") else AVERAGES[average][2]
 
 
-def write_commands(cases: list[Case], step: Step, setting: Setting) -> list[str]:
-    """Return the command that repeats a setting, for each case."""
-    commands = []
-    for case in cases:
-        before, files, source = "", case.named, case.scorer.arguments
-        if step.layout != "as-is":
-            lay_out = ["python", "-m", "perplexity_sliding.cli.layouts", step.layout, *files]
-            before, files = f"{shlex.join(lay_out)} > laid-out.jsonl && ", ["laid-out.jsonl"]
-        dtype = source.get("dtype")
-        given = {
-            "--model": source.get("model_id"),
-            "--dtype": None if dtype is None else str(dtype).removeprefix("torch."),
-            "--protocol": setting.protocol.name,
-            "--max-length": setting.max_length,
-            "--stride": setting.stride,
-            "--add-start-token": {False: "false", "every": "every"}.get(setting.add_start_token),
-            "--detokenize": "wikitext" if step.detokenizes else None,
-            "--format": "json",
-        }
-        options = [str(part) for pair in given.items() if pair[1] is not None for part in pair]
-        commands.append(before + shlex.join(["python", "score.py", *files, *options]))
-    return commands
+def write_command(case: Case, step: Step, setting: Setting) -> str:
+    """Return the command that repeats a setting."""
+    before, files, source = "", case.named, case.scorer.arguments
+    if step.layout != "as-is":
+        lay_out = ["python", "-m", "perplexity_sliding.cli.layouts", step.layout, *files]
+        before, files = f"{shlex.join(lay_out)} > laid-out.jsonl && ", ["laid-out.jsonl"]
+    dtype = source.get("dtype")
+    given = {
+        "--model": source.get("model_id"),
+        "--dtype": None if dtype is None else str(dtype).removeprefix("torch."),
+        "--protocol": setting.protocol.name,
+        "--max-length": setting.max_length,
+        "--stride": setting.stride,
+        "--add-start-token": {False: "false", "every": "every"}.get(setting.add_start_token),
+        "--detokenize": "wikitext" if step.detokenizes else None,
+        "--format": "json",
+    }
+    options = [str(part) for pair in given.items() if pair[1] is not None for part in pair]
+    return before + shlex.join(["python", "score.py", *files, *options])

@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -14,9 +13,19 @@ from ..argument_table import check_whole_number
 from ..errors import ArgumentError, ArgumentTypeError
 from ..protocols import PROTOCOLS
 from ..scoring.runner import Progress
-from . import priors
-from .candidates import FIELDS, Case, Scorer, Step, agree, list_steps, score_step
-from .figures import ROUNDING, Figure
+from . import ROUNDING, Figure
+from .candidates import (
+    DECIMALS,
+    FIELDS,
+    SAME_DECIMALS,
+    WINDOWS,
+    Case,
+    Scorer,
+    Step,
+    agree,
+    list_steps,
+    score_step,
+)
 
 LOADING = ("dtype", "device", "batch_size", "model_kwargs")
 TOKENS_READ = 40  # default budget per token of the texts
@@ -81,7 +90,8 @@ def find(
         TypeError, ValueError: a figure is not positive, the numbers of figures and texts or models
             differ, or as for `compute`.
     """
-    given = figure if isinstance(figure, list | tuple) else [figure]
+    several = isinstance(figure, list | tuple)
+    given = list(figure) if isinstance(figure, list | tuple) else [figure]
     figures = [Figure.read(one) for one in given]
     if max_tokens is not None:
         check_whole_number("max_tokens", max_tokens, 1)
@@ -99,7 +109,27 @@ def find(
     cases = [Case(*case) for case in zip(figures, scorers, corpora, named, strict=True)]
     search = Search(cases, max_tokens, callback)
     search.run()
-    return conclude(figure, search)
+    matches = list_matches(search, several)
+    expected = chance(search.tried, figures)
+    return {
+        "figure": given if several else figure,
+        "matches": matches,
+        "nearest": list_nearest(search, matches, several),
+        "published": list_published(cases),
+        "num_tried": len(search.tried),
+        "expected_by_chance": expected,
+        "num_forward_tokens": search.num_read,
+        "not_tried": [
+            {
+                "layout": step.layout,
+                "num_settings": len(step.settings),
+                "num_forward_tokens": step.num_tokens,
+                "misses_on_sample": misses,
+            }
+            for step, misses in search.left_out
+        ],
+        "conclusion": describe(search, len(matches), expected),
+    }
 
 
 def pair_texts(figures: list[Figure], texts: object, models: list) -> list[list[str]]:
@@ -163,23 +193,26 @@ class Search:
             for case in self.cases
             for stream in case.scorer.corpus(case.texts).read(PROTOCOLS["sliding"], None)[1]
         )
-        self.budget = self.max_tokens or max(FEWEST_READ, TOKENS_READ * num_tokens)
-        self.total = min(self.budget, sum(step.num_tokens for step in steps))
+        budget = self.max_tokens or max(FEWEST_READ, TOKENS_READ * num_tokens)
+        self.total = min(budget, sum(step.num_tokens for step in steps))
         sample = None if self.max_tokens else take_sample(self.cases, num_tokens)
         whole = [case.texts for case in self.cases]
         for number, step in enumerate(steps):
-            if self.num_read + step.num_tokens > self.budget:
+            if self.num_read + step.num_tokens > budget:
                 self.left_out.append((step, False))
                 continue
-            estimates = [] if sample is None else self.score(step, sample)
-            near = [entry["setting"] for entry in estimates if not self.misses(entry)]
-            if estimates and not near:
+            estimates = {} if sample is None else self.score(step, sample)
+            if estimates and all(map(self.misses, estimates.values())):
                 self.left_out.append((step, True))
                 continue
-            entries = self.score(step, whole)
-            self.tried += entries
-            self.compare(estimates, entries)
-            if self.is_certain():
+            for key, entry in self.score(step, whole).items():
+                self.tried.append(entry)
+                pairs = zip(entry["values"], estimates[key]["values"]) if key in estimates else ()
+                for place, (value, estimate) in enumerate(pairs):
+                    ratios = self.ratios.setdefault((entry["average"], place), [])
+                    ratios.append(math.log(value / estimate))
+            may_end = self.max_tokens is None and any(map(self.is_match, self.tried))
+            if may_end and chance(self.tried, self.figures) < CERTAIN:
                 self.left_out += [(step, False) for step in steps[number + 1 :]]
                 break
         if not self.tried:
@@ -187,7 +220,7 @@ class Search:
             raise ArgumentError(
                 "max_tokens",
                 f"be at least {cheapest}, the tokens of the cheapest pass",
-                got=str(self.budget),
+                got=str(budget),
             )
 
     @property
@@ -198,22 +231,20 @@ class Search:
         """Return whether a setting explains all figures."""
         return all(figure.fits(value) for figure, value in zip(self.figures, entry["values"]))
 
-    def is_certain(self) -> bool:
-        """Return whether a match ends the search."""
-        is_over = self.max_tokens is None and any(map(self.is_match, self.tried))
-        return is_over and chance(self.tried, self.figures) < CERTAIN
-
-    def score(self, step: Step, corpora: list[list[str]]) -> list[dict]:
+    def score(self, step: Step, corpora: list[list[str]]) -> dict[tuple, dict]:
         """Score a step, and report its progress within that of the search.
 
         Args:
             corpora: the texts of each case, or a sample, which may be too short to be scored.
+
+        Returns:
+            an entry for each setting and average.
         """
         protocol, cost = next(iter(step.settings)).protocol, 0
         for case, corpus in zip(self.cases, corpora):
             planned = case.scorer.plan(step.read(corpus, protocol)[0], step.settings)
             if len(planned) < len(step.settings):
-                return []
+                return {}
             cost += case.scorer.cost(planned.values())
         before, report = self.num_read, self.callback
 
@@ -221,18 +252,9 @@ class Search:
             if report is not None:
                 report(Progress(min(self.total, before + progress.done), self.total, math.nan))
 
-        entries = list(score_step(self.cases, step, corpora, callback if report else None))
+        entries = score_step(self.cases, step, corpora, callback if report else None)
         self.num_read += cost
-        return entries
-
-    def compare(self, estimates: list[dict], entries: list[dict]) -> None:
-        """Store the ratios of values on the whole to those on the sample."""
-        known = {(entry["setting"], entry["average"]): entry["values"] for entry in estimates}
-        for entry in entries:
-            estimated = known.get((entry["setting"], entry["average"]), [])
-            for place, (value, estimate) in enumerate(zip(entry["values"], estimated)):
-                ratios = self.ratios.setdefault((entry["average"], place), [])
-                ratios.append(math.log(value / estimate))
+        return {(entry["setting"], entry["average"]): entry for entry in entries}
 
     def misses(self, entry: dict) -> bool:
         """Return whether an estimate is too far from a figure, by the ratios of its average so far."""
@@ -250,8 +272,8 @@ class Search:
 
 def take_sample(cases: list[Case], num_tokens: int) -> list[list[str]] | None:
     """Return the first texts of each case, the last one cut at a line end; None of short corpora."""
-    longest = max(case.scorer.model.limit.length or priors.WINDOWS[-1] for case in cases)
-    share = len(cases) * SAMPLE_WINDOWS * min(longest, priors.WINDOWS[-1]) / num_tokens
+    longest = max(case.scorer.model.limit.length or WINDOWS[-1] for case in cases)
+    share = len(cases) * SAMPLE_WINDOWS * min(longest, WINDOWS[-1]) / num_tokens
     if share > 1 / SAMPLED_FROM:
         return None
     sample = []
@@ -290,39 +312,13 @@ def chance(tried: list[dict], figures: list[Figure]) -> float:
 # --- the result -----------------------------------------------------------------------------------
 
 
-def conclude(figure: Any, search: Search) -> dict:
-    """Build the result of `find`."""
-    several = isinstance(figure, list | tuple)
-    matches = list_matches(search, several)
-    expected = chance(search.tried, search.figures)
-    return {
-        "figure": list(figure) if several else figure,
-        "matches": matches,
-        "nearest": list_nearest(search, matches, several),
-        "published": list_published(search.cases),
-        "num_tried": len(search.tried),
-        "expected_by_chance": expected,
-        "num_forward_tokens": search.num_read,
-        "not_tried": [
-            {
-                "layout": step.layout,
-                "num_settings": len(step.settings),
-                "num_forward_tokens": step.num_tokens,
-                "misses_on_sample": misses,
-            }
-            for step, misses in search.left_out
-        ],
-        "conclusion": describe(search, len(matches), expected),
-    }
-
-
 def list_matches(search: Search, several: bool) -> list[dict]:
     """List the matching values, likeliest first; a tool that prints the average precedes others."""
 
     def weight(entry: dict) -> float:
-        decimals = priors.DECIMALS.get(entry["protocol"])
+        decimals = DECIMALS.get(entry["protocol"])
         is_printed_so = any(figure.decimals == decimals for figure in search.figures)
-        return entry["prior"] * (priors.SAME_DECIMALS if is_printed_so else 1.0)
+        return entry["prior"] * (SAME_DECIMALS if is_printed_so else 1.0)
 
     found = list(filter(search.is_match, search.tried))
     groups: list[list[dict]] = []  # of values that are equal but for rounding
@@ -399,14 +395,15 @@ def read_published() -> list[dict]:
 
 
 def describe(search: Search, num_matches: int, expected: float) -> str:
-    """Assess the matches, or say why nothing matches: first what was left untried on that side."""
+    """Assess the matches, or say why nothing matches."""
     tried, figures = search.tried, search.figures
-    by_chance = f"{expected:.2g} of {len(tried):,} values would round to it by chance"
+    by_chance = f"{expected:.2g} of {len(tried):,} values would round to it by chance."
     if len(figures) > 1:
-        by_chance = f"{expected:.2g} of {len(tried):,} settings would fit all figures by chance"
+        by_chance = f"{expected:.2g} of {len(tried):,} settings would fit all figures by chance."
+    if num_matches > 1:
+        by_chance += " Several values match: more figures from the same source can decide."
     if num_matches:
-        several = " Several values match: more figures from the same source can decide."
-        return f"{by_chance}.{several if num_matches > 1 else ''}"
+        return by_chance
     if len(figures) > 1:
         return "No setting tried explains all figures; search for each of them separately."
     ppls = [entry["values"][0] for entry in tried if entry["average"] == "perplexity"]
@@ -420,31 +417,5 @@ def describe(search: Search, num_matches: int, expected: float) -> str:
     else:
         place = f"lies among the perplexities per token tried ({low:.4g} to {high:.4g})"
         rest = "layout of the text, another split, precision, window or stride"
-    left = untried(search, (value > high) - (value < low))
-    reasons = (
-        f"{left} (not tried, --max-tokens N does), another {rest}" if left else f"another {rest}"
-    )
-    return f"No setting tried rounds to {figures[0].printed}; it {place}: {reasons}. {by_chance}."
-
-
-def untried(search: Search, side: int) -> str:
-    """Name what was left out on the figure's side of all values.
-
-    Args:
-        side: -1 below, where a prediction sees more context than in any setting tried; 1 above, where
-            it sees less; 0 among them, where other layouts lie.
-    """
-    limit = search.cases[0].scorer.model.limit.length
-    if side == 0:
-        tried = {entry["layout"].partition(",")[0] for entry in search.tried}
-        names = dict.fromkeys(s.layout for s, _ in search.left_out if s.layout not in tried)
-        return f"the layouts {', '.join(names)}" if names else ""
-    seen = [-side * (e["max_length"] - e["stride"] / 2) for e in search.tried]  # of one figure
-    left = {(s.max_length or limit, s.stride) for step, _ in search.left_out for s in step.settings}
-    beyond = [
-        (length, stride)
-        for length, stride in left
-        if length and stride and -side * (length - stride / 2) > max(seen, default=math.inf)
-    ]
-    strides = [f"a stride of {stride} in windows of {length}" for length, stride in sorted(beyond)]
-    return ", ".join(strides)
+    left = "a setting not tried (--max-tokens N tries more), " if search.left_out else ""
+    return f"No setting tried rounds to {figures[0].printed}; it {place}: {left}another {rest}. {by_chance}"
