@@ -305,7 +305,8 @@ ARGUMENTS = {
         "PreTrainedTokenizerBase",
         Anything(),
         None,
-        "the tokenizer of `model`, or a replacement for that of `model_id`.",
+        "the tokenizer of `model`, or a replacement for that of `model_id`, which is loaded with the "
+        "revision, token and similar arguments of the model.",
         "name or folder; default: that of the model",
         "NAME",
     ),
@@ -327,22 +328,13 @@ ARGUMENTS = {
         'for from_pretrained: \'{"revision": "main"}\'',
         "JSON",
     ),
-    "tokenizer_kwargs": Argument(
-        "dict",
-        Anything("JSON"),
-        None,
-        "additional arguments of the tokenizer's `from_pretrained`; by default it shares the model's "
-        "revision, token and similar arguments.",
-        "for the tokenizer's from_pretrained",
-        "JSON",
-    ),
     "return_token_scores": Argument(
         "bool or list of str",
         Anything(),
         False,
         "also return the score of every token. A list selects additional columns: "
         + ", ".join(f'"{name}"' for name in TOKEN_COLUMNS)
-        + ".",
+        + ', and for example "top5" for the rank and the five most likely tokens.',
     ),
     "protocol": Argument(
         "str or list of str",
@@ -354,30 +346,12 @@ ARGUMENTS = {
         f"{', '.join(PROTOCOLS)}; several, or all",
         "NAME,...",
     ),
-    "separator": Argument(
-        "str",
-        String(),
-        None,
-        "string that joins all texts into one. By default, texts are scored separately, unless the "
-        "protocol joins them.",
-        r"join all texts with this string; \n is a newline",
-        "TEXT",
-    ),
     "word_counts": Argument(
         "list of int",
         Anything("numbers"),
         None,
         "number of original words (or tokens) of each text, for normalisation. By default, words are "
         "separated by white space, or counted as the protocol's tool does.",
-    ),
-    "num_alternatives": Argument(
-        "int",
-        WholeNumber(0),
-        0,
-        "number of most likely tokens to return at each position in `token_scores`, along with the "
-        "token's rank.",
-        "add ranks and the N most likely tokens; implies --tokens",
-        "N",
     ),
     "callback": Argument(
         "callable",
@@ -473,7 +447,8 @@ ARGUMENTS = {
         Anything(),
         None,
         "context that is read before each text without being scored: one string for all texts, or "
-        "one for each. All numbers are those of the texts alone.",
+        "one for each. All numbers are those of the texts alone. Nothing is inserted between the two: "
+        "begin a text with the space that belongs there.",
     ),
     "score_spans": Argument(
         "list of lists of pairs",
@@ -491,16 +466,6 @@ ARGUMENTS = {
         "the edge.",
         "tokens at a context's edge: joint, separate",
         "NAME",
-    ),
-    "context_separator": Argument(
-        "str",
-        String(),
-        None,
-        'string between each context and its text, scored with the text: " " if neither has a space '
-        "there. By default, a text that directly continues its context's last word causes a warning; "
-        '"" silences it.',
-        "between a context and its text: ' ' or ''",
-        "TEXT",
     ),
     "words": Argument(
         "bool or list",

@@ -2,7 +2,7 @@
 
 import re
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import product
@@ -149,7 +149,6 @@ class Setting:
     Attributes:
         max_length, stride: as in `compute`; None for the default of the protocol and the model.
         add_start_token: whether, and where, to add a start token.
-        separator: string that joins the texts; None for the default of the protocol.
         window_argument: the argument that set `max_length`, for errors.
     """
 
@@ -157,7 +156,6 @@ class Setting:
     max_length: int | None = None
     stride: int | None = None
     add_start_token: bool | str = True
-    separator: str | None = None
     window_argument: str = "max_length"
 
     def describe(self) -> dict[str, object]:
@@ -174,7 +172,6 @@ def list_settings(
     max_length: object,
     stride: object,
     add_start_token: Any = True,
-    separator: str | None = None,
 ) -> tuple[list[Setting], bool]:
     """List all combinations of protocols, window lengths and strides, in the given order.
 
@@ -194,9 +191,7 @@ def list_settings(
         if len(set(values)) < len(values):
             given = {"protocol": protocol, "max_length": max_length, "stride": stride}[name]
             raise ArgumentError(name, "have no duplicates", got=repr(given))
-    settings = [
-        Setting(*values, add_start_token, separator) for values in product(rows, lengths, strides)
-    ]
+    settings = [Setting(*values, add_start_token) for values in product(rows, lengths, strides)]
     return settings, any(several)
 
 
@@ -223,7 +218,6 @@ def check_setting(setting: Setting) -> None:
         "max_length": setting.max_length is not None,
         "stride": setting.stride is not None,
         "add_start_token": setting.add_start_token is not True,
-        "separator": setting.separator is not None,
     }
     for argument in (argument for argument, is_given in given.items() if is_given):
         check_supported(argument, protocol)
@@ -278,15 +272,6 @@ def check_word_counts(word_counts: object, texts: Sequence[str]) -> list[int] | 
     return [int(count) for count in word_counts]
 
 
-def check_names_of(name: str, values: object, choices: Collection[str]) -> None:
-    """Refuse a list with a name that is not among the choices."""
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise ArgumentTypeError(name, "be a list of names", got=repr(values))
-    for value in values:
-        if value not in choices:
-            raise ArgumentError(name, f"contain only {', '.join(choices)}", got=repr(value))
-
-
 def check_contexts(contexts: object, num_texts: int) -> list[str] | None:
     """Return the context of each text; repeat a single string for all texts."""
     if contexts is None:
@@ -303,15 +288,6 @@ def check_contexts(contexts: object, num_texts: int) -> list[str] | None:
             got=str(len(contexts)),
         )
     return check_texts(contexts, "contexts")
-
-
-def check_context_separator(context_separator: object, contexts: object) -> None:
-    if context_separator is None:
-        return
-    if contexts is None:
-        raise ArgumentError(
-            "context_separator", "be left out without `contexts`", got=repr(context_separator)
-        )
 
 
 def check_spans(

@@ -65,8 +65,7 @@ Returns:
         texts_digest (str): digest of the texts in their order.
         probe (float): with `identify` or a `checkpoint`, mean nll of a fixed random text in nats.
 
-    And, on request: token_scores (with `return_token_scores` or `num_alternatives`), word_scores
-    (`words`), comparison (`reference`), by_context_length (`context_lengths`), measurements (a list
+    And, on request: token_scores (with `return_token_scores`), word_scores (`words`), comparison (`reference`), by_context_length (`context_lengths`), measurements (a list
     of protocols, windows or strides), totals (`return_totals`), num_context_tokens (`contexts`,
     `score_spans`, chats), tool_stderr (the ± that the protocol's tool prints).
 
@@ -261,13 +260,11 @@ class PerplexitySliding(evaluate.Metric):
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
         model_kwargs: dict | None = None,
-        tokenizer_kwargs: dict | None = None,
     ) -> ScoredModel:
         """Open a model once, to inspect it or to reuse it in several calls.
 
         Args:
-            model_id, model, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs: as in
-                `compute`.
+            model_id, model, tokenizer, device, dtype, model_kwargs: as in `compute`.
 
         Returns:
             an object with `model` and `tokenizer`, which `compute` accepts, and with `name`,
@@ -277,5 +274,5 @@ class PerplexitySliding(evaluate.Metric):
         Raises:
             TypeError, ValueError: as in `compute`.
         """
-        named = model_id, model, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs
+        named = model_id, model, tokenizer, device, dtype, model_kwargs
         return check_model_source(ModelSource(*named)).open()

@@ -128,7 +128,7 @@ class Protocol:
     min_windows: int = 1
     pairs: Literal["by characters", "by lengths"] | None = None
     supported_arguments: tuple[
-        Literal["max_length", "stride", "add_start_token", "separator", "context_lengths", "carry"],
+        Literal["max_length", "stride", "add_start_token", "context_lengths", "carry"],
         ...,
     ] = ("max_length",)
     count_words: Callable = count_words
@@ -167,8 +167,7 @@ ROWS = (
         scores_next="without overlap",
         pairs="by characters",
         supported_arguments=(
-            *("max_length", "stride", "add_start_token", "separator"),
-            *("context_lengths", "carry"),
+            *("max_length", "stride", "add_start_token", "context_lengths", "carry"),
         ),
     ),
     Protocol(
@@ -183,7 +182,7 @@ ROWS = (
         encoding="default",
         join="\n\n",
         aggregate="window means",
-        supported_arguments=("max_length", "stride", "separator"),
+        supported_arguments=("max_length", "stride"),
     ),
     Protocol(
         "transformers-docs-weighted",
@@ -196,7 +195,7 @@ ROWS = (
         encoding="default",
         join="\n\n",
         aggregate="guide weights",
-        supported_arguments=("max_length", "stride", "separator"),
+        supported_arguments=("max_length", "stride"),
     ),
     Protocol(
         "stock",
@@ -254,7 +253,6 @@ ROWS = (
         join="\n\n",
         error="population",
         min_windows=2,
-        supported_arguments=("max_length", "separator"),
     ),
     Protocol(
         "gptq",
@@ -268,7 +266,6 @@ ROWS = (
         encoding="default",
         last="dropped",
         join="\n\n",
-        supported_arguments=("max_length", "separator"),
     ),
     Protocol(
         "exllamav2",
@@ -278,7 +275,6 @@ ROWS = (
         stride=512,
         last="dropped",
         join="\n\n",
-        supported_arguments=("max_length", "separator"),
     ),
     Protocol(
         "megatron",
@@ -291,7 +287,7 @@ ROWS = (
         scores_next="always",
         join="\n\n",
         aggregate="capped",
-        supported_arguments=("max_length", "stride", "separator"),
+        supported_arguments=("max_length", "stride"),
         count_words=count_words_and_lines,
         detokenize=detokenize_wikitext,
     ),

@@ -12,7 +12,6 @@ from .arguments import (
     Setting,
     check_kinds,
     check_long_context,
-    check_names_of,
     check_word_counts,
     list_settings,
 )
@@ -24,7 +23,7 @@ from .plan.parts import check_alone, check_beside_reference, check_parts
 from .plan.tokenization import Chat, Parts
 from .results.report import Extras
 from .results.words import check_words
-from .scoring.measures import TOKEN_MEASURES, Measure, token_measures
+from .scoring.measures import TOKEN_MEASURES, TOP, Measure, token_measures
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,6 @@ class Request:
     word_spans: list[list[tuple[int, int]]] | None
     word_correction: str | None
     word_counts: list[int] | None
-    num_alternatives: int
     token_columns: Sequence[str]
     margin: float | None
     detokenizer: str | None
@@ -77,7 +75,7 @@ class Request:
 
     def measures(self) -> list[Measure]:
         """Return the measures of each token."""
-        return token_measures(self.num_alternatives, self.token_columns)
+        return token_measures(self.token_columns)
 
     @cached_property
     def text_digests(self) -> list[TextsDigest]:
@@ -104,7 +102,7 @@ class Request:
 # Arguments that select the model and control its loading.
 OF_SOURCE = (
     *("model_id", "model", "tokenizer", "device", "dtype"),
-    *("model_kwargs", "tokenizer_kwargs"),
+    "model_kwargs",
 )
 
 
@@ -124,7 +122,6 @@ def check_request(texts: list[str], chats: Sequence[Chat] | None, given: Mapping
         given["max_length"],
         given["stride"],
         given["add_start_token"],
-        given["separator"],
     )
     long_context = check_long_context(
         given["context_lengths"], given["carry"], settings, gives_list
@@ -134,8 +131,6 @@ def check_request(texts: list[str], chats: Sequence[Chat] | None, given: Mapping
         given["contexts"],
         given["score_spans"],
         given["boundary"],
-        given["context_separator"],
-        given["separator"],
         texts,
         chats,
     )
@@ -143,7 +138,7 @@ def check_request(texts: list[str], chats: Sequence[Chat] | None, given: Mapping
     check_combinations(given, parts)
     token_columns = check_token_columns(given["return_token_scores"])
     return_totals = given["return_totals"]
-    with_tokens = given["return_token_scores"] is not False or given["num_alternatives"] > 0
+    with_tokens = given["return_token_scores"] is not False
     source = check_model_source(ModelSource(**{name: given[name] for name in OF_SOURCE}))
     reference = check_reference(given["reference"], source)
     if given["margin"] is not None and reference is None:
@@ -154,7 +149,7 @@ def check_request(texts: list[str], chats: Sequence[Chat] | None, given: Mapping
             )
         )
     return Request(
-        texts=texts if parts is None else parts.separated(texts),
+        texts=texts,
         source=source,
         reference=reference,
         settings=settings,
@@ -165,7 +160,6 @@ def check_request(texts: list[str], chats: Sequence[Chat] | None, given: Mapping
         word_spans=word_spans,
         word_correction=given["word_correction"],
         word_counts=word_counts,
-        num_alternatives=int(given["num_alternatives"]),  # numpy's integers overflow
         token_columns=token_columns,
         margin=given["margin"],
         detokenizer=given["detokenizer"],
@@ -214,11 +208,14 @@ def check_token_columns(return_token_scores: object) -> Sequence[str]:
     """Return the additional columns of token scores."""
     if isinstance(return_token_scores, bool):
         return ()
+    known = f"{', '.join(TOKEN_MEASURES)}, and top5 or another number"
     if isinstance(return_token_scores, str) or not isinstance(return_token_scores, Sequence):
         raise ArgumentTypeError(
             "return_token_scores",
-            f"be True, False, or a list of additional columns ({', '.join(TOKEN_MEASURES)})",
+            f"be True, False, or a list of additional columns ({known})",
             got=repr(return_token_scores),
         )
-    check_names_of("return_token_scores", return_token_scores, TOKEN_MEASURES)
+    for name in return_token_scores:
+        if name not in TOKEN_MEASURES and not TOP.fullmatch(str(name)):
+            raise ArgumentError("return_token_scores", f"contain only {known}", got=repr(name))
     return return_token_scores

@@ -15,7 +15,6 @@ TEXT_FILE, CONTEXT_FILE = "text.txt", "context.txt"
 # One row, which the command line takes a context from.
 TABLE_FILE = "text.jsonl"
 SEVERAL = '[one.get("perplexity", one.get("error")) for one in results["measurements"]]'
-OPTIONS = {"context_separator": "context-separator"}
 
 
 def text_files(scored: Scored) -> dict[str, str]:
@@ -140,7 +139,7 @@ def _command(own: dict, scored: Scored, reference: LoadedModel | None, parent: s
         of_reference = {f"reference_{name}": value for name, value in _named(reference).items()}
         arguments |= {"reference": of_reference.pop("reference_model_id")} | of_reference
     for name, value in arguments.items():
-        options += [f"--{OPTIONS.get(name, name)}", _option(value)]
+        options += [f"--{name}", _option(value)]
     return shlex.join(["python", "score.py", parent + file, *options])
 
 

@@ -84,8 +84,7 @@ def measure(
         the metric's result with token scores, and "notes": sentences that the metric warned with.
     """
     asked = {
-        "return_token_scores": True,
-        "num_alternatives": ALTERNATIVES,
+        "return_token_scores": [f"top{ALTERNATIVES}"],
         "identify": identify,
     }
     return _compute(loaded, text, callback, settings.arguments() | asked)

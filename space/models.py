@@ -137,9 +137,7 @@ def _open(folder: Path, closed: dict, attention: str):
     """Open the files of a folder with an attention that is named: a configuration may name a kernel."""
     own = closed | {"use_safetensors": True, "attn_implementation": attention}
     try:
-        return new_metric().open_model(
-            str(folder), device="cpu", model_kwargs=own, tokenizer_kwargs=closed
-        )
+        return new_metric().open_model(str(folder), device="cpu", model_kwargs=own)
     except ValueError as error:  # some architectures have only their own
         if attention == "eager" or "scaled_dot_product_attention" not in str(error):
             raise

@@ -73,8 +73,7 @@ class Settings:
         if known.starts:
             arguments["add_start_token"] = START_CHOICES[self.start]
         if self.context:
-            # As the page says: nothing comes between the two.
-            arguments |= {"contexts": [self.context], "context_separator": ""}
+            arguments["contexts"] = [self.context]
         if self.words:
             arguments["words"] = True
         return arguments

@@ -150,7 +150,11 @@ def test_company_changes_nothing(metric, llama, tokenizer, batch_size):
 
 def test_alternatives_come_from_the_carried_model(metric, llama, tokenizer):
     result = metric.compute(
-        predictions=TEXTS, model=llama, tokenizer=tokenizer, carry=True, num_alternatives=80
+        predictions=TEXTS,
+        model=llama,
+        tokenizer=tokenizer,
+        carry=True,
+        return_token_scores=["top80"],
     )
     for text in result["token_scores"]:
         for token, nll, rank, alternatives in zip(

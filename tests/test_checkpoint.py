@@ -192,7 +192,7 @@ def test_a_flipped_bit_never_gives_a_wrong_number(metric, arguments, path, first
 
 
 def test_alternatives_are_kept_too(metric, arguments, path):
-    arguments |= {"num_alternatives": 2}
+    arguments |= {"return_token_scores": ["top2"]}
     expected = metric.compute(predictions=TEXTS, **arguments)
     assert metric.compute(predictions=TEXTS, checkpoint=path, **arguments) == expected
     progress = []
@@ -203,8 +203,8 @@ def test_alternatives_are_kept_too(metric, arguments, path):
 
 
 def test_another_number_of_alternatives_is_scored_anew(metric, arguments, path):
-    metric.compute(predictions=TEXTS, checkpoint=path, num_alternatives=2, **arguments)
-    arguments |= {"num_alternatives": 3}
+    metric.compute(predictions=TEXTS, checkpoint=path, return_token_scores=["top2"], **arguments)
+    arguments |= {"return_token_scores": ["top3"]}
     result = metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
     assert result == metric.compute(predictions=TEXTS, **arguments)
 

@@ -138,7 +138,6 @@ def test_the_entry_of_bibtex_has_author_and_address(call):
 SECRETS = [
     ["--model-kwargs", '{"token": "hf_secret", "revision": "main"}'],
     ['--model-kwargs={"token": "hf_secret", "revision": "main"}'],
-    ['--tokenizer-kwargs={"revision": "main", "proxies": {"https": "http://me:secret@host"}}'],
 ]
 
 

@@ -18,11 +18,6 @@ SPANS = [[(3, 9), (20, len(text))] for text in TEXTS]
 CHATS = [CHAT, CHAT[:2], [{"role": "system", "content": "w40"}, *CHAT[2:]]]
 PARTS = {
     "contexts": {"predictions": TEXTS, "contexts": CONTEXTS},
-    "separator": {
-        "predictions": [text.strip() for text in TEXTS],
-        "contexts": CONTEXTS,
-        "context_separator": " ",
-    },
     "spans": {"predictions": TEXTS, "score_spans": SPANS},
     "chats": {"predictions": CHATS},
     "lm-eval": {

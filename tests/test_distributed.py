@@ -263,7 +263,6 @@ OTHERS = {
     "words": (lambda rank, cache: {"words": [[(0, 2 + rank)]] * len(TEXTS)}, "The contexts, scored spans"),
     "chat template": (lambda rank, cache: chats_written(f"w{rank} "), "The model, settings and tokens must"),
     "what a template writes": (lambda rank, cache: chats_written(by_code=f"w{10 + rank} "), "The model, settings and tokens must"),
-    "separator": (lambda rank, cache: {"separator": " " * (1 + rank)}, "The model, settings and tokens must"),
 }  # fmt: skip
 
 

@@ -351,14 +351,10 @@ ARGUMENTS = [
     given_as("stride", [4, 2, 4], Refused(ValueError, r"`stride` must have no duplicates, got \[4, 2, 4\]")),
     given_as("batch_size", 0, Refused(ValueError, r"`batch_size` must be at least 1, got 0")),
     given_as("batch_size", 10**30, Tokens([TEXT_IDS])),
-    given_as("num_alternatives", 10**30, Tokens([TEXT_IDS])),
-    given_as("num_alternatives", "3", Refused(TypeError, "`num_alternatives` must be a whole number")),
     given_as("add_start_token", None, Refused(ValueError, "`add_start_token` must be one of.*None")),
     given_as("add_start_token", False, Tokens([TEXT_IDS], start="none")),
     given_as("protocol", None, Refused(ValueError, "`protocol` must be one of.*None")),
     given_as("protocol", ["slidin"], Refused(ValueError, r"`protocol` must be one of.*Did you mean 'sliding'")),
-    given_as("separator", b"\n", Refused(TypeError, "`separator` must be a string")),
-    given_as("separator", "\ud800", Refused(ValueError, "`separator` must be valid Unicode"), "a surrogate as separator", predictions=["w5", "w6"]),
     given_as("word_counts", [math.nan], Refused(TypeError, "`word_counts` must be a whole number")),
     given_as("word_counts", [10**400], Refused(ValueError, "`word_counts` must be at most"), "word_counts=[10**400]"),
     given_as("callback", 3, Refused(TypeError, "`callback` must be callable, got 3")),
@@ -381,12 +377,10 @@ ARGUMENTS = [
     given_as("stride", True, Refused(TypeError, r"`stride` must be a whole number .*, got True")),
     given_as("max_length", "16", Refused(TypeError, r"`max_length` must be a whole number .*, got '16'")),
     given_as("batch_size", 2.5, Refused(TypeError, r"`batch_size` must be a whole number .*, got 2\.5")),
-    given_as("num_alternatives", -1, Refused(ValueError, r"`num_alternatives` must be at least 0, got -1")),
     given_as("add_start_token", "always", Refused(ValueError, r"`add_start_token` must be one of True, False, 'once', 'every', got 'always'")),
     given_as("add_start_token", 1, Refused(ValueError, r"`add_start_token` must be one of .*, got 1")),
     given_as("protocol", "lmeval", Refused(ValueError, r"`protocol` must be one of sliding, .*fairseq, got 'lmeval'")),
     given_as("protocol", 3, Refused(ValueError, r"`protocol` must be one of .*, got 3")),
-    given_as("separator", 3, Refused(TypeError, r"`separator` must be a string, got 3")),
     given_as("callback", "print", Refused(TypeError, r"`callback` must be callable, got 'print'")),
     given_as("word_counts", 3, Refused(TypeError, r"`word_counts` must be a list of whole numbers, got 3")),
     given_as("word_counts", [1, 2], Refused(ValueError, r"`word_counts` must have one number per text, 1, got 2")),
@@ -395,7 +389,6 @@ ARGUMENTS = [
     given_as("device", "cpu", Refused(ValueError, r"`device` must be left out with `model`.*got 'cpu'")),
     given_as("dtype", "float16", Refused(ValueError, r"`dtype` must be left out with `model`.*got 'float16'")),
     given_as("model_kwargs", {"revision": "x"}, Refused(ValueError, r"`model_kwargs` must be left out with `model`")),
-    given_as("tokenizer_kwargs", {"a": 1}, Refused(ValueError, r"`tokenizer_kwargs` must be left out with `model`")),
     given_as("model_id", "gpt2", Refused(ValueError, r"Exactly one of `model_id` and `model` must be given.*got both")),
     folder_row("device='tpu9' by name", untouched, Refused(ValueError, r"`device` must be 'cpu', 'gpu', .* got 'tpu9'"), device="tpu9"),
     folder_row("device='cuda:99' by name", untouched, Refused(ValueError, r"`device` must be a device of this machine, got 'cuda:99'"), device="cuda:99"),
@@ -403,7 +396,6 @@ ARGUMENTS = [
     folder_row("dtype='float8' by name", untouched, Refused(ValueError, r"`dtype` must be 'auto', 'float32', .* got 'float8'"), dtype="float8"),
     folder_row("dtype=torch.int8 by name", untouched, Refused(ValueError, r"`dtype` must be .* got torch.int8"), dtype=torch.int8),
     folder_row("model_kwargs=['revision'] by name", untouched, Refused(TypeError, r"`model_kwargs` must be a dict .*\['revision'\]"), model_kwargs=["revision"]),
-    folder_row("tokenizer_kwargs='main' by name", untouched, Refused(TypeError, r"`tokenizer_kwargs` must be a dict .* 'main'"), tokenizer_kwargs="main"),
     given_as("model_id", 3, Refused(TypeError, r"`model_id` must be the name of a model .* got 3"), "model_id=3 by itself", model=None, tokenizer=None),
     given_as("model_id", "", Refused(TypeError, r"`model_id` must be the name of a model .* got ''"), "model_id='' by itself", model=None, tokenizer=None),
     folder_row("max_length=17 by name", untouched, Refused(ValueError, r"`max_length` must be between 2 and 16"), max_length=17),
@@ -412,9 +404,9 @@ ARGUMENTS = [
     *[
         given_as(argument, value, Refused(ValueError, rf"`{argument}` must be left out with protocol='{re.escape(protocol)}'.* has no such"), f"{argument} with {protocol}", protocol=protocol)
         for protocol, argument, value in [
-            ("lm-eval", "stride", 4), ("lm-eval", "add_start_token", False), ("lm-eval", "separator", "\n"), ("stock", "stride", 4),
+            ("lm-eval", "stride", 4), ("lm-eval", "add_start_token", False), ("stock", "stride", 4),
             ("transformers-docs", "add_start_token", "once"), ("llama.cpp", "stride", 4), ("gptq", "add_start_token", "every"),
-            ("exllamav2", "stride", 4), ("megatron", "add_start_token", False), ("mlx-lm", "separator", " "),
+            ("exllamav2", "stride", 4), ("megatron", "add_start_token", False),
         ]
     ],
     given_as("add_start_token", "every", Refused(ValueError, "`add_start_token` must be one of True, False, got 'every'"), "add_start_token='every' with stock", protocol="stock"),
@@ -680,9 +672,8 @@ def test_any_text_is_scored_byte_by_byte_or_refused(shared_metric, texts, stride
 
 
 DRAWN = (
-    "batch_size", "max_length", "stride", "add_start_token", "protocol", "separator", "word_counts",
-    "num_alternatives", "callback", "device", "dtype", "model_kwargs",
-    "tokenizer_kwargs",
+    "batch_size", "max_length", "stride", "add_start_token", "protocol", "word_counts",
+    "callback", "device", "dtype", "model_kwargs",
 )  # fmt: skip
 
 

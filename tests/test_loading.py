@@ -156,23 +156,6 @@ def test_retrained_weights_in_a_subfolder(metric, tmp_path):
     assert after["perplexity"] == expected["perplexity"] != before["perplexity"]
 
 
-def test_a_tokenizer_in_a_subfolder_that_is_changed(metric, folder):
-    arguments = {
-        "predictions": [TEXTS[0].upper()],
-        "model_id": folder,
-        "tokenizer_kwargs": {"subfolder": "inner"},
-    }
-    make_tokenizer().save_pretrained(f"{folder}/inner")
-    before = metric.compute(**arguments)
-    time.sleep(0.02)
-    make_tokenizer(lowercase=True).save_pretrained(f"{folder}/inner")
-    after = metric.compute(**arguments)
-    assert (
-        after["perplexity"] == metric.compute(predictions=TEXTS[:1], model_id=folder)["perplexity"]
-    )
-    assert after["perplexity"] != pytest.approx(before["perplexity"], rel=1e-4)
-
-
 def test_a_configuration_that_is_changed_between_calls(metric, folder):
     config = transformers.AutoConfig.from_pretrained(folder)
     arguments = {"predictions": TEXTS, "model_id": folder, "model_kwargs": {"config": config}}
@@ -384,19 +367,6 @@ def test_weights_that_are_written_in_place_are_loaded_again(metric, folder, inne
 def test_a_variant_is_told_from_a_subfolder():
     names = [model_name("user/model", {key: "x"}) for key in ("subfolder", "variant")]
     assert names == ["user/model/x", "user/model:x"]
-
-
-def test_files_that_arguments_name_are_read_again(metric, folder, tmp_path):
-    named = tmp_path / "tokenizer"
-    make_tokenizer().save_pretrained(named)
-    kwargs = {"tokenizer_file": str(named / "tokenizer.json")}
-    results = []
-    for lowercase in (False, True):
-        make_tokenizer(lowercase=lowercase).save_pretrained(named)
-        result = metric.compute(predictions=["W5 w6 W7"], model_id=folder, tokenizer_kwargs=kwargs)
-        results.append(result)
-    assert results[0]["signature"] != results[1]["signature"]
-    assert results[0]["total_nll"] != results[1]["total_nll"]
 
 
 @pytest.mark.skipif(not NEWEST, reason="this transformers does not look for such templates")

@@ -144,7 +144,7 @@ def test_how_many_logits_exist_at_a_time_does_not_matter(
     monkeypatch.setattr(passes, "LOGITS_MEMORY", logits_memory)
     arguments = {"predictions": TEXTS, "model": make_model(architecture), "max_length": 16}
     whole = metric.compute(**arguments, tokenizer=make_tokenizer())
-    parts = metric.compute(**arguments, tokenizer=make_tokenizer(), num_alternatives=1)
+    parts = metric.compute(**arguments, tokenizer=make_tokenizer(), return_token_scores=["top1"])
     assert parts["perplexities"] == pytest.approx(whole["perplexities"], rel=1e-6)
 
 
@@ -330,19 +330,6 @@ def test_megatron_caps_the_mean(metric):
     assert result["perplexity"] == pytest.approx(math.exp(20))
 
 
-def test_a_separator_joins_the_texts_into_one(metric, gpt2, tokenizer):
-    texts = [random_text(20, 1), random_text(30, 2)]
-    arguments = {"model": gpt2, "tokenizer": tokenizer, "stride": 4}
-    joined = metric.compute(predictions=["\n\n".join(texts)], **arguments)
-    result = metric.compute(predictions=texts, separator="\n\n", **arguments)
-    told_apart_by = {"signature", "signature_short", "texts_digest"}
-    for name in joined.keys() - told_apart_by:
-        assert result[name] == joined[name]
-    assert result["num_tokens"] == 50
-    apart = metric.compute(predictions=texts, **arguments)
-    assert apart["total_nll"] != pytest.approx(result["total_nll"], rel=1e-3)
-
-
 @pytest.mark.parametrize(
     ("texts", "word_counts", "words_in_all"),
     [
@@ -370,17 +357,6 @@ def test_white_space_may_have_no_word_to_normalise_by(metric):
         word_counts=[0],
     )
     assert result["adjusted_perplexity"] is None and result["word_perplexity"] is None
-
-
-def test_word_counts_of_joined_texts_are_added_up(metric):
-    result = metric.compute(
-        predictions=["w10 w11 w12 w13", "w20 w21"],
-        model=make_uniform_model(),
-        tokenizer=make_tokenizer(),
-        word_counts=[3, 1],
-        separator=" ",
-    )
-    assert result["adjusted_perplexity"] == pytest.approx(VOCABULARY ** (6 / 4), rel=1e-6)
 
 
 # ---- start tokens

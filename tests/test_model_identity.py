@@ -119,7 +119,7 @@ def test_a_model_of_the_hub_has_its_commit(tiny, tmp_path, monkeypatch):
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny)
     save(place / "snapshots" / commit, model, tokenizer)
     cache = {"cache_dir": str(tmp_path)}
-    result = measure("org/small", model_kwargs=cache, tokenizer_kwargs=cache)
+    result = measure("org/small", model_kwargs=cache)
     assert fields_of(result)["revision"].startswith(f"{commit[:12]}.")
     assert fields_of(result)["model"] == "org/small"
 

@@ -64,13 +64,11 @@ OPTIONS = {
     "--add_start_token false": {"add_start_token": False},
     "--add-start-token EVERY": {"add_start_token": "every"},
     "--protocol lm-eval": {"protocol": "lm-eval"},
-    r"--separator \n\tw4\n": {"separator": "\n\tw4\n"},
     "--dtype bfloat16": {"dtype": "bfloat16"},
     "--batch_size 1": {"batch_size": 1},
     '--model_kwargs {"attn_implementation":"eager"}': {
         "model_kwargs": {"attn_implementation": "eager"}
     },
-    '--tokenizer_kwargs {"bos_token":"w9"}': {"tokenizer_kwargs": {"bos_token": "w9"}},
 }
 
 

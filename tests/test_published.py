@@ -11,6 +11,7 @@ import datasets
 import pytest
 import torch
 from huggingface_hub import constants
+from transformers import AutoTokenizer
 
 pytestmark = [pytest.mark.hub, pytest.mark.usefixtures("hub")]
 
@@ -105,7 +106,7 @@ def test_lm_eval_on_wikitext(metric):
         word_counts=[protocol.count_words(page) for page in pages],
         model_id="NousResearch/Llama-2-7b-hf",
         protocol="lm-eval",
-        tokenizer_kwargs={"add_bos_token": False},
+        tokenizer=AutoTokenizer.from_pretrained("NousResearch/Llama-2-7b-hf", add_bos_token=False),
         **HALF,
     )
     assert result["adjusted_perplexity"] == pytest.approx(8.7922, rel=2e-3)

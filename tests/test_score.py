@@ -113,7 +113,7 @@ def test_the_token_table_sums_up_to_the_perplexity(run, expected):
     titles = cells(table[1])
     rows = [dict(zip(titles, cells(line))) for line in table[2:]]
     [text] = texts_of("a.txt")
-    result = expected([text], num_alternatives=2)
+    result = expected([text], return_token_scores=["top2"])
     scores = result["token_scores"][0]
     assert [json.loads(row["token"]).strip() for row in rows] == text.split()
     spans = [tuple(map(int, row["characters"].split("-"))) for row in rows]

@@ -351,7 +351,7 @@ def test_an_error_that_says_nothing_is_named(metric, tokenizer):
 def test_ranks_and_alternatives_are_those_of_the_logits(metric, gpt2, tokenizer):
     text, ids = TEXTS[0], IDS[0]
     result = metric.compute(
-        predictions=[text], model=gpt2, tokenizer=tokenizer, stride=5, num_alternatives=3
+        predictions=[text], model=gpt2, tokenizer=tokenizer, stride=5, return_token_scores=["top3"]
     )
     (scores,) = result["token_scores"]
     for place, context in reference.sliding(len(ids), CONTEXT, 5, "once").items():
@@ -372,7 +372,10 @@ def test_ranks_and_alternatives_are_those_of_the_logits(metric, gpt2, tokenizer)
 
 def test_the_likeliest_token_is_its_own_first_alternative(metric, gpt2, tokenizer):
     result = metric.compute(
-        predictions=TEXTS, model=gpt2, tokenizer=tokenizer, num_alternatives=VOCABULARY + 5
+        predictions=TEXTS,
+        model=gpt2,
+        tokenizer=tokenizer,
+        return_token_scores=[f"top{VOCABULARY + 5}"],
     )
     for scores in result["token_scores"]:
         for token, cost, rank, others in zip(
@@ -385,7 +388,10 @@ def test_the_likeliest_token_is_its_own_first_alternative(metric, gpt2, tokenize
 
 def test_tokens_that_are_equally_likely_share_the_best_rank(metric, tokenizer):
     result = metric.compute(
-        predictions=TEXTS, model=make_uniform_model(), tokenizer=tokenizer, num_alternatives=1
+        predictions=TEXTS,
+        model=make_uniform_model(),
+        tokenizer=tokenizer,
+        return_token_scores=["top1"],
     )
     assert {rank for scores in result["token_scores"] for rank in scores["rank"]} == {1}
 

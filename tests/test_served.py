@@ -131,7 +131,7 @@ def test_tokens_ranks_and_alternatives(both):
     arguments = {"return_token_scores": True, "max_length": 14}
     assert_same(*both(**arguments))
     assert_same(*both(return_token_scores=["rank"], max_length=14))
-    served, expected = both(num_alternatives=3, max_length=14)
+    served, expected = both(return_token_scores=["top3"], max_length=14)
     assert_same(served, expected)
 
 

@@ -105,7 +105,7 @@ def test_several_contexts_and_texts_beyond_the_window(metric):
 def test_words_and_ranks_after_a_shared_context(metric):
     model = roomy("gpt2")
     together, apart = shared_and_apart(
-        metric, model, words=True, return_token_scores=["rank"], num_alternatives=2
+        metric, model, words=True, return_token_scores=["rank", "top2"]
     )
     assert together["num_forward_tokens"] < sum(one["num_forward_tokens"] for one in apart)
     for number, one in enumerate(apart):

@@ -70,7 +70,7 @@ def read(path="r.html") -> Tags:
 def test_a_report_has_the_text_with_the_scores_of_the_metric(call, tiny):
     outcome = call("a.txt", "b.txt", "--html=r.html")
     assert outcome.code == 0 and outcome.err.splitlines()[-1].endswith("wrote r.html")
-    asked = {"return_token_scores": True, "num_alternatives": 5}
+    asked = {"return_token_scores": ["top5"]}
     result = compute(TEXTS, model_id=tiny, **asked)
     page = read()
     assert [pieces["text"] for pieces in page.data("data-pieces")] == TEXTS
@@ -441,7 +441,7 @@ def test_styles_can_be_read_on_black_and_on_white():
 
 def test_the_words_that_surprised_most_are_the_metrics(call, tiny):
     shown = call("a.txt", "--show").out
-    scores = compute(TEXTS[:1], model_id=tiny, return_token_scores=True, num_alternatives=1)
+    scores = compute(TEXTS[:1], model_id=tiny, return_token_scores=["top1"])
     tokens = scores["token_scores"][0]
     worst = sorted(zip(tokens["nll"], tokens["offsets"]), key=lambda row: -row[0])[:5]
     lines = re.findall(r"^  (\w+): ([\d.]+) bits", shown, re.M)
@@ -455,7 +455,7 @@ def test_the_words_that_surprised_most_are_the_metrics(call, tiny):
 
 @pytest.fixture(scope="module")
 def results():
-    asked = {"return_token_scores": True, "num_alternatives": 3, "words": True}
+    asked = {"return_token_scores": ["top3"], "words": True}
     return compute(["She closed the door.", "He ran."], model_id=DEMO, **asked)
 
 
@@ -479,13 +479,15 @@ def test_contexts_and_joined_texts_are_put_together_as_they_were_read():
     after = compute(texts, contexts=contexts, **asked)
     pieces = Tags(show(after, texts, contexts).html).data("data-pieces")
     assert [data["text"] for data in pieces] == ["The man was kind.", "She ran."]
-    joined = compute(texts, separator="|\n", **asked)
+    joined = compute(texts, protocol="gptq", max_length=2, **asked)
     [data] = Tags(show(joined, texts).html).data("data-pieces")
-    assert data["text"] == " was kind.|\n ran."
+    assert data["text"] == " was kind.\n\n ran."
 
 
 def test_other_texts_than_those_of_the_results_are_refused(results):
-    with pytest.raises(ValueError, match=r"`results` must have token scores .* num_alternatives=5"):
+    with pytest.raises(
+        ValueError, match=r"`results` must have token scores .* return_token_scores=\['top5'\]"
+    ):
         show(compute(["He ran."], model_id=DEMO), ["He ran."])
     with pytest.raises(ValueError, match=r"`texts` must be as many .* 2, got 1"):
         show(results, "He ran.")

@@ -121,9 +121,8 @@ def test_parts_in_the_order_of_the_corpus_are_the_corpus(metric, measure, gpt2, 
 
 
 def test_totals_of_each_text_are_those_of_a_call_of_its_own(metric, measure, gpt2, tokenizer):
-    contexts = ["w1 w2", "w3", "", "w4 w5 w6", "w7", ""]
+    contexts = ["w1 w2 ", "w3 ", "", "w4 w5 w6 ", "w7 ", ""]
     asked = {"model": gpt2, "tokenizer": tokenizer, "return_totals": "texts"}
-    asked["context_separator"] = " "
     each = metric.compute(predictions=TEXTS, contexts=contexts, **asked)["text_totals"]
     for words, context, totals in zip(TEXTS, contexts, each):
         alone = metric.compute(predictions=[words], contexts=[context], **asked)["totals"]

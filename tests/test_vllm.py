@@ -170,7 +170,7 @@ def test_tokens_ranks_and_alternatives(metric, both, engine):
     window = WINDOW if "model" in engine else WINDOW - 1  # the server gives no rank of its answer
     arguments = {"max_length": window, "predictions": TEXTS[1:]}
     assert_same(*both(return_token_scores=["rank"], **arguments), abs=ROUNDING_OF_TOKEN)
-    assert_same(*both(num_alternatives=3, **arguments), abs=ROUNDING_OF_TOKEN)
+    assert_same(*both(return_token_scores=["top3"], **arguments), abs=ROUNDING_OF_TOKEN)
 
 
 @pytest.mark.parametrize("window", [WINDOW, 60])

@@ -683,11 +683,6 @@ def test_a_sentence_without_spaces_is_no_word(metric, text, is_whole):
             {"return_token_scores": "rank"},
             "`return_token_scores` must be True, False, or a list",
         ),
-        (
-            ValueError,
-            {"words": True, "separator": " "},
-            "`words` must be left out .* joins the texts",
-        ),
         (ValueError, {"words": True, "protocol": "gptq", "max_length": 2}, "joins the texts"),
     ],
 )
@@ -698,7 +693,7 @@ def test_arguments(metric, gpt2, tokenizer, error, arguments, message):
 
 def test_further_columns(metric, gpt2, tokenizer):
     kwargs = {"predictions": [random_text(20)], "model": gpt2, "tokenizer": tokenizer}
-    result = metric.compute(return_token_scores=["rank", "entropy"], num_alternatives=80, **kwargs)
+    result = metric.compute(return_token_scores=["rank", "entropy", "top80"], **kwargs)
     [scores] = result["token_scores"]
     for entropy, alternatives in zip(scores["entropy"], scores["alternatives"]):
         assert entropy == close(sum(nll * math.exp(-nll) for _, nll in alternatives))

@@ -95,7 +95,9 @@ def describe_layout(result: dict, args: argparse.Namespace) -> str:
     """Describe the layout of the texts: joining, detokenization, chats, contexts."""
     fields = signature_fields(result)
     join, said = fields["join"], []
-    if join in JOINED and (result["num_texts"] > 1 or join != "None"):
+    if args.separator is not None:
+        said.append(f"joined by {name_separator(repr(args.separator))}")
+    elif join in JOINED and (result["num_texts"] > 1 or join != "None"):
         said.append(JOINED[join])
     elif join not in JOINED:
         said.append(f"joined by {name_separator(join.replace(chr(92) * 2, chr(92)))}")

@@ -105,11 +105,8 @@ def metric_arguments(args: argparse.Namespace) -> dict:
     if args.tokenizer is not None:
         import transformers
 
-        settings = given.pop("tokenizer_kwargs") or {}
         try:
-            given["tokenizer"] = transformers.AutoTokenizer.from_pretrained(
-                args.tokenizer, **settings
-            )
+            given["tokenizer"] = transformers.AutoTokenizer.from_pretrained(args.tokenizer)
         except (OSError, ValueError) as error:
             raise ValueError(
                 f"--tokenizer {args.tokenizer} could not be loaded: {error}"
@@ -307,8 +304,8 @@ class Scoring:
         asked: dict = {"return_totals": "texts"}
         if self.args.unit:
             has_words = self.args.words_column or any(text.words for text in texts)
-            words = [text.words or of_spaces(text.text) for text in texts] if has_words else True
-            asked["return_token_scores"] = self.args.tokens
+            words = [self.words_of(text) for text in texts] if has_words else True
+            asked["return_token_scores"] = self.columns if self.args.tokens else False
             asked["words"] = words if self.args.words else False
         result, scored, sizes = self.call(texts, self.protocols[0], **asked)
         token_scores = result.pop("token_scores", None)
@@ -438,7 +435,7 @@ class Scoring:
             texts,
             protocols[0],
             model_id=model_id,
-            return_token_scores=self.args.tokens or is_drawn,
+            return_token_scores=self.columns if self.args.tokens else is_drawn,
             return_totals=bool(self.args.models[1:]) and not self.args.reference,
             **named,
         )
@@ -458,6 +455,22 @@ class Scoring:
 
     # --- what both share ---
 
+    def separated(self, text: Text) -> str:
+        """Return a text with --context-separator before it, if it has a context."""
+        return (self.args.context_separator or "") * bool(text.context) + text.text
+
+    def words_of(self, text: Text) -> list:
+        """Return the words of a text, or their characters after --context-separator."""
+        words = text.words or of_spaces(text.text)
+        before = len(self.separated(text)) - len(text.text)
+        return [w if isinstance(w, str) else [place + before for place in w] for w in words]
+
+    @property
+    def columns(self) -> list[str] | bool:
+        """The columns of token scores that the options ask for."""
+        number = self.args.num_alternatives
+        return [f"top{number}"] if number else True
+
     def call(
         self, texts: list[Text], row, **asked: object
     ) -> tuple[dict, list[ReadText], list[tuple[int, int]]]:
@@ -471,7 +484,7 @@ class Scoring:
             scored and as it was given, which is 0 if it is the same.
         """
         arguments = self.arguments | asked | self.for_showing()
-        wordings = [text.chat or text.text for text in texts]
+        wordings = [text.chat or self.separated(text) for text in texts]
         if any(text.context is not None for text in texts):
             arguments["contexts"] = [text.context or "" for text in texts]
         sizes = [(0, 0)] * len(texts)
@@ -483,6 +496,12 @@ class Scoring:
             sizes = [(len(w.encode()), len(t.text.encode())) for w, t in zip(wordings, texts)]
             arguments["word_counts"] = [row.count_words(text.text) for text in texts]
             arguments["detokenizer"] = tools_own.__name__ if tools_own else "wikitext"
+        if self.args.separator is not None:
+            if any(text.chat for text in texts):
+                raise ValueError("--separator must be left out with chats.")
+            wordings = [self.args.separator.join(wordings)]
+            if self.args.detokenize:
+                arguments["word_counts"] = [sum(arguments["word_counts"])]
         result = self.compute(predictions=wordings, **arguments)
         written = result.pop("chats_as_written", None)
         return result, self.as_scored(texts, written or wordings), sizes
@@ -494,7 +513,7 @@ class Scoring:
         if self.args.reference:  # comparisons always return the likeliest tokens
             return {"return_token_scores": True}
         num_alternatives = max(ALTERNATIVES, self.args.num_alternatives or 0)
-        return {"return_token_scores": True, "num_alternatives": num_alternatives}
+        return {"return_token_scores": [f"top{num_alternatives}"]}
 
     def as_scored(self, texts: list[Text], wordings: list) -> list[ReadText]:
         """Return the texts that token scores refer to: each text, or the joined one."""
@@ -502,13 +521,16 @@ class Scoring:
             return []  # chats whose wording no one asked for
         first = self.protocols[0]  # the scores shown are those of the first protocol
         if self.scores_each_text(first) or len(texts) == 1:
-            between = self.args.context_separator or ""
-            contexts = [text.context + between if text.context else "" for text in texts]
             return [
-                ReadText(text.name, context + wording, len(context), text.carried)
-                for text, context, wording in zip(texts, contexts, wordings)
+                ReadText(
+                    text.name,
+                    (text.context or "") + wording,
+                    len(text.context or "") + len(self.separated(text)) - len(text.text),
+                    text.carried,
+                )
+                for text, wording in zip(texts, wordings)
             ]
-        join = first.join if self.args.separator is None else self.args.separator
+        join = first.join or ""
         size = first.texts_joined or len(wordings)
         parts = [wordings[at : at + size] for at in range(0, len(wordings), size)]
         return [ReadText("all together", ("" if join == "tokens" else join).join(p)) for p in parts]

@@ -24,7 +24,6 @@ OTHER_NAMES = {
     "tokenizer": "--tokenizer",
     "model_id": "--model",
     "contexts": "--context-column",
-    "num_alternatives": "--num-alternatives",
     "words": "--words",
     "reference['model_id']": "--reference",
     "reference['dtype']": "--reference-dtype",

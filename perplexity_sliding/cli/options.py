@@ -85,10 +85,17 @@ def was_started_by_torchrun() -> bool:
 
 
 MEASURE = of_metric(
-    *("protocol", "max_length", "stride", "add_start_token", "separator", "boundary"),
-    *("context_separator", "context_lengths", "carry"),
+    *(
+        "protocol",
+        "max_length",
+        "stride",
+        "add_start_token",
+        "boundary",
+        "context_lengths",
+        "carry",
+    ),
 )
-MODEL = of_metric(*("model_id", "device", "dtype", "tokenizer", "model_kwargs", "tokenizer_kwargs"))
+MODEL = of_metric(*("model_id", "device", "dtype", "tokenizer", "model_kwargs"))
 MODEL["model_id"]["action"] = "append"
 REFERENCE = {
     **of_metric("reference", "margin"),
@@ -99,7 +106,21 @@ REFERENCE = {
 }
 RUN = of_metric("batch_size", "checkpoint", "distributed")
 RUN["distributed"]["default"] = was_started_by_torchrun()
-TOKENS = of_metric("num_alternatives")
+TOKENS = {
+    "num_alternatives": option(
+        "add ranks and the N most likely tokens; implies --tokens",
+        type=values.whole_number(0),
+        metavar="N",
+    )
+}
+JOINS = {
+    "separator": option(
+        r"join all texts with this string; \n is a newline", type=values.unescaped, metavar="TEXT"
+    ),
+    "context_separator": option(
+        "between a context and its text, such as ' '", type=values.unescaped, metavar="TEXT"
+    ),
+}
 # Options of a reference, with their keys in the metric's `reference` dictionary.
 OF_REFERENCE = {
     "reference": "model_id",
@@ -124,7 +145,7 @@ WORDS = of_metric("word_correction")
 WORDS["word_correction"]["choices"].append(NONE)
 METRIC_ARGUMENTS = {
     name: settings
-    for name, settings in (MEASURE | MODEL | REFERENCE | RUN | TOKENS | WORDS).items()
+    for name, settings in (MEASURE | MODEL | REFERENCE | RUN | WORDS).items()
     if name != "tokenizer"  # a live object to the metric
 }
 PARTS = {
@@ -187,7 +208,7 @@ OUTPUT = {
 }  # fmt: skip
 GROUPS = {
     "texts": INPUT,
-    "measure": MEASURE,
+    "measure": MEASURE | JOINS,
     "models": MODEL,
     "reference": REFERENCE,
     "run": RUN | PARTS,
@@ -203,7 +224,7 @@ SHORT = {
 }
 # Options that affect the numbers, stored with them for --verify.
 STORED = (
-    *(name for name in INPUT | MEASURE | MODEL | REFERENCE | TOKENS | WORDS
+    *(name for name in INPUT | MEASURE | JOINS | MODEL | REFERENCE | TOKENS | WORDS
       if name not in ("device", "id_column")),
     *("tokens", "words", "columns", "label"),
 )  # fmt: skip
@@ -495,6 +516,8 @@ def check_together(args: argparse.Namespace) -> None:
         "--tokens or --words and several models": args.unit and of_models,
         "--words and --reference": args.words and args.reference,
         "--words-column and --detokenize": args.words_column and args.detokenize,
+        "--separator and --words or --context-column": args.separator is not None
+        and (args.words or args.context_column),
         f"--reference and {comparison}": args.reference and args.compares,
         "--columns and --tokens or --words": args.columns and args.unit,
         "--columns and --reference": args.columns and args.reference,

@@ -116,7 +116,6 @@ def to_frame(
     of: str | None = None,
     texts: str | Sequence[str] | None = None,
     contexts: str | Sequence[str] | None = None,
-    context_separator: str = "",
 ):
     """Convert a result to a pandas table with one row per token, word or measurement.
 
@@ -126,7 +125,7 @@ def to_frame(
             of these that the result has.
         texts: the scored texts, in their order. With them, `token` is the token as the text writes it
             and offsets count from the text; otherwise `token` is the vocabulary's, such as "Ġdoor".
-        contexts, context_separator: as in `compute`.
+        contexts: as in `compute`.
 
     Returns:
         a `pandas.DataFrame` with the columns of `--format csv`.
@@ -143,7 +142,7 @@ def to_frame(
         scores = results[UNITS[kind]]
         wholes, begins = [None] * len(scores), [0] * len(scores)
         if texts is not None:
-            wholes, begins = texts_as_read(results, scores, texts, contexts, context_separator)
+            wholes, begins = texts_as_read(results, scores, texts, contexts)
         for number, (columns, whole, begin) in enumerate(zip(scores, wholes, begins)):
             for row in of_parts(ReadText(str(number), whole, begin), columns, kind[:-1]):
                 yield {"text": number} | {key: row[key] for key in row if key != "name"}

@@ -73,7 +73,6 @@ class GGUFModel(EngineModel):
         path: the file; the first one of a split model.
         tokenizer: the original model's tokenizer; by default transformers builds one from the file.
         settings: fields of llama.cpp's `llama_model_params` and `llama_context_params`.
-        tokenizer_kwargs: arguments for the tokenizer that transformers builds.
         argument: name of the argument, for errors.
 
     Raises:
@@ -89,7 +88,6 @@ class GGUFModel(EngineModel):
         path: str,
         tokenizer: PreTrainedTokenizerBase | None = None,
         settings: dict | None = None,
-        tokenizer_kwargs: dict | None = None,
         argument: str = "model_id",
     ) -> None:
         super().__init__()
@@ -127,7 +125,7 @@ class GGUFModel(EngineModel):
         learned = trained if self.metadata("general.architecture") in LEARNED_POSITIONS else None
         self.limit = ContextLimit(trained, learned)
         # After the weights: for a damaged file, transformers reports a misleading error.
-        self.tokenizer = tokenizer or make_tokenizer(path, tokenizer_kwargs or {}, argument)
+        self.tokenizer = tokenizer or make_tokenizer(path, argument)
         check_vocabulary(self, path)
         self.revision = file_digest(path)
 
@@ -265,7 +263,7 @@ class GGUFModel(EngineModel):
         return "unknown"
 
 
-def make_tokenizer(path: str, kwargs: dict, argument: str) -> PreTrainedTokenizerBase:
+def make_tokenizer(path: str, argument: str) -> PreTrainedTokenizerBase:
     """Build the tokenizer of a GGUF file with transformers.
 
     Raises:
@@ -280,7 +278,7 @@ def make_tokenizer(path: str, kwargs: dict, argument: str) -> PreTrainedTokenize
         )
     folder, file = os.path.split(os.path.abspath(path))
     try:
-        return load_tokenizer(folder, {"gguf_file": file} | kwargs, {}, argument)
+        return load_tokenizer(folder, {"gguf_file": file}, argument)
     except ValueError as error:
         raise ArgumentError(
             argument,

@@ -262,7 +262,6 @@ def open_served(
     address: str,
     tokenizer: PreTrainedTokenizerBase | None = None,
     model_kwargs: dict | None = None,
-    tokenizer_kwargs: dict | None = None,
     argument: str = "model_id",
 ) -> ServedModel:
     """Open a served model, and find the API of its server.
@@ -293,8 +292,8 @@ def open_served(
             try:
                 if os.path.isabs(root) and not os.path.isdir(root):
                     raise ValueError("there is no such folder on this machine.")
-                check_exists(root, tokenizer_kwargs or {}, "tokenizer", TOKENIZER_FILES)
-                tokenizer = load_tokenizer(root, tokenizer_kwargs or {}, {}, "tokenizer")
+                check_exists(root, {}, "tokenizer", TOKENIZER_FILES)
+                tokenizer = load_tokenizer(root, {}, "tokenizer")
             except ValueError as error:
                 given = f"be given for {description}, whose model is {root!r}"
                 raise ArgumentError("tokenizer", given, why=str(error)) from error

@@ -44,7 +44,7 @@ class ModelSource:
         model: a live model.
         tokenizer: the tokenizer of `model`, or a replacement for that of `model_id`.
         device, dtype: device and dtype of the loaded model.
-        model_kwargs, tokenizer_kwargs: further arguments of `from_pretrained`.
+        model_kwargs: further arguments of `from_pretrained`.
         role: role of the model in the call: "model" or "reference".
     """
 
@@ -54,7 +54,6 @@ class ModelSource:
     device: str | torch.device | None = None
     dtype: str | torch.dtype | None = None
     model_kwargs: dict | None = None
-    tokenizer_kwargs: dict | None = None
     role: str = "model"
 
     def named(self, attribute: str) -> str:
@@ -70,8 +69,8 @@ class ModelSource:
             self.model_id,
             self.tokenizer,
             getattr(self.tokenizer, "model_max_length", None),  # may be set between two calls
-            snapshot([self.device, self.dtype, self.model_kwargs, self.tokenizer_kwargs]),
-            files_state(str(self.model_id), self.model_kwargs or {}, self.tokenizer_kwargs or {}),
+            snapshot([self.device, self.dtype, self.model_kwargs]),
+            files_state(str(self.model_id), self.model_kwargs or {}),
         )
 
     def open(self) -> ScoredModel:
@@ -84,7 +83,7 @@ class ModelSource:
             adopt: Callable = adopt_vllm if is_vllm(self.model) else LanguageModel.adopt
             return adopt(self.model, self.tokenizer, self.named("model"), self.named("tokenizer"))
         model_id, argument = str(self.model_id), self.named("model_id")
-        rest = self.model_kwargs, self.tokenizer_kwargs, argument
+        rest = self.model_kwargs, argument
         if HOST.match(model_id) and not os.path.exists(model_id):
             raise ArgumentError(
                 argument,
@@ -155,12 +154,12 @@ def check_model_source(source: ModelSource) -> ModelSource:
         raise ValueError(
             Wording(f"Exactly one of `model_id` and `model` must be given, got {got}.")
         )
-    for name in ("model_kwargs", "tokenizer_kwargs"):
-        value = getattr(source, name)
-        if value is not None and not isinstance(value, dict):
-            raise ArgumentTypeError(
-                named(name), "be a dict of from_pretrained arguments", got=repr(value)
-            )
+    if source.model_kwargs is not None and not isinstance(source.model_kwargs, dict):
+        raise ArgumentTypeError(
+            named("model_kwargs"),
+            "be a dict of from_pretrained arguments",
+            got=repr(source.model_kwargs),
+        )
     if isinstance(source.model_id, PathLike):
         source = replace(source, model_id=os.fspath(source.model_id))
     if source.model is None and (not isinstance(source.model_id, str) or not source.model_id):
@@ -179,7 +178,7 @@ def check_model_source(source: ModelSource) -> ModelSource:
         )
     if source.model is not None and source.tokenizer is None and source.role == "model":
         raise ArgumentError("tokenizer", "be given with `model`", got="None")
-    for name in ("device", "dtype", "model_kwargs", "tokenizer_kwargs"):
+    for name in ("device", "dtype", "model_kwargs"):
         value, same = getattr(source, name), {"device": "device_map", "dtype": "torch_dtype"}
         twice = {name, same.get(name)} & set(source.model_kwargs or ())
         if value is not None and (source.model is not None or twice):

@@ -191,7 +191,7 @@ class Search:
         num_tokens = sum(
             len(stream)
             for case in self.cases
-            for stream in case.scorer.corpus(case.texts).read(PROTOCOLS["sliding"], None)[1]
+            for stream in case.scorer.corpus(case.texts).read(PROTOCOLS["sliding"])[1]
         )
         budget = self.max_tokens or max(FEWEST_READ, TOKENS_READ * num_tokens)
         self.total = min(budget, sum(step.num_tokens for step in steps))

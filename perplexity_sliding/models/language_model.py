@@ -118,7 +118,6 @@ class LanguageModel:
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
         model_kwargs: dict | None = None,
-        tokenizer_kwargs: dict | None = None,
         argument: str = "model_id",
     ) -> "LanguageModel":
         """Load a model, and its tokenizer unless one is given, and identify both.
@@ -129,7 +128,7 @@ class LanguageModel:
         Raises:
             ValueError: it cannot be loaded, or is not a complete causal language model.
         """
-        model_kwargs, tokenizer_kwargs = dict(model_kwargs or {}), dict(tokenizer_kwargs or {})
+        model_kwargs = dict(model_kwargs or {})
         placed = "device_map" in model_kwargs or "quantization_config" in model_kwargs
         typed = bool({"dtype", "torch_dtype", "quantization_config"} & set(model_kwargs))
         target = None if placed and device is None else resolve_device(device)
@@ -137,7 +136,7 @@ class LanguageModel:
         check_place(model_id, argument, model_kwargs)
         check_exists(model_id, model_kwargs, argument)
         if tokenizer is None:
-            tokenizer = load_tokenizer(model_id, tokenizer_kwargs, model_kwargs, argument)
+            tokenizer = load_tokenizer(model_id, model_kwargs, argument)
         model = load_model(model_id, target, weights, model_kwargs, argument)
         return cls(
             model,

@@ -122,9 +122,9 @@ def resolve_dtype(dtype: str | torch.dtype | None, argument: str = "dtype") -> t
 
 
 def load_tokenizer(
-    model_id: str, tokenizer_kwargs: dict, model_kwargs: dict, argument: str = "model_id"
+    model_id: str, model_kwargs: dict, argument: str = "model_id"
 ) -> PreTrainedTokenizerBase:
-    """Load the tokenizer from the same source as the model, unless `tokenizer_kwargs` differ.
+    """Load the tokenizer from the same source as the model, by the arguments that they share.
 
     Args:
         argument: name of the argument, for errors.
@@ -133,7 +133,7 @@ def load_tokenizer(
         ValueError: there is none, or it is not deterministic.
     """
     shared = {key: model_kwargs[key] for key in SHARED_KWARGS if key in model_kwargs}
-    kwargs = {"trust_remote_code": False} | shared | tokenizer_kwargs
+    kwargs = {"trust_remote_code": False} | shared
     check_place(model_id, argument, kwargs)
     advice = ". Pass one as `tokenizer`." if argument == "model_id" else ""
     name = f"The tokenizer of `{argument}`={model_id!r}"
@@ -144,7 +144,7 @@ def load_tokenizer(
             base = base_of_adapter(model_id, shared)
             if base is None:
                 raise
-            elsewhere = {"trust_remote_code": kwargs["trust_remote_code"]} | tokenizer_kwargs
+            elsewhere = {"trust_remote_code": kwargs["trust_remote_code"]}
             tokenizer = _read_tokenizer(base, elsewhere)
     check_repeatable(tokenizer, name)
     return tokenizer
@@ -318,15 +318,16 @@ def check_place(model_id: str, argument: str, kwargs: Collection[str] = ()) -> N
         )
 
 
-def files_state(model_id: str, *arguments: dict) -> list[tuple]:
+def files_state(model_id: str, model_kwargs: dict) -> list[tuple]:
     """List the sizes and times of a local model's files, which change when one is written.
 
     Those of an adapter's base model, and of paths in the arguments of from_pretrained, are included.
     """
-    named = [value for given in arguments for value in given.values()]
     base = base_of_adapter(model_id, {}) if os.path.isdir(model_id) else None
     places = [
-        Path(place).absolute() for place in (*parts_of(model_id), base, *named) if is_path(place)
+        Path(place).absolute()
+        for place in (*parts_of(model_id), base, *model_kwargs.values())
+        if is_path(place)
     ]
     inside = [file for place in places for file in (place, *place.glob("*"), *place.glob("*/*"))]
     states = [(file, file.stat()) for file in sorted(inside) if file.is_file()]

@@ -116,8 +116,8 @@ def write_chats(
             "be texts, because the tokenizer has no chat template",
             got="chats",
             advice=(
-                "Use a model with a template, pass one as 'chat_template' in `tokenizer_kwargs` (or "
-                "set the tokenizer's attribute of that name), or pass texts and `contexts`."
+                "Use a model with a template, set the tokenizer's attribute `chat_template`, or pass "
+                "texts and `contexts`."
             ),
         )
     unspoken = [n for n, chat in enumerate(chats) if all(m["role"] != "assistant" for m in chat)]

@@ -31,7 +31,6 @@ class Measurement:
     """
 
     plan: Plan
-    separator: str | None
     texts: list[str]
     streams: list[TokenizedText]
     windows: list[list[Window]]
@@ -70,22 +69,18 @@ class Measurement:
     @property
     def stream_texts(self) -> int | None:
         """Number of texts in a stream; None for all of them."""
-        if self.separator is not None:
-            return None
         return 1 if self.plan.protocol.scores_each_text else self.plan.protocol.texts_joined
 
     def signature_fields(self) -> dict[str, object]:
         """Return the settings that the scores depend on, by name, in the signature's order."""
-        plan, separator = self.plan, self.separator
-        join = plan.protocol.join if separator is None else separator
-        is_string = separator is not None or join not in (None, "tokens")
+        plan, join = self.plan, self.plan.protocol.join
         return {
             "protocol": plan.protocol.name,
             "window": plan.max_length,
             "stride": plan.stride,
             **({} if plan.carries == "nothing" else {"carry": plan.carries}),
             "start": plan.start if plan.start_id is None else f"{plan.start}({plan.start_id})",
-            "join": repr(join) if is_string else join,
+            "join": join if join in (None, "tokens") else repr(join),
             **({} if self.parts is None else self.parts.fields()),
         }
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from ..arguments import check_context_separator, check_contexts, check_spans
+from ..arguments import check_contexts, check_spans
 from ..errors import ArgumentError, Wording, name_positions
 from ..layouts import runs_together
 from ..protocols import Protocol
@@ -36,13 +36,10 @@ def check_parts(
     contexts: object,
     score_spans: object,
     boundary: str,
-    context_separator: str | None,
-    separator: str | None,
     texts: Sequence[str],
     chats: Sequence[Chat] | None,
 ) -> Parts | None:
     """Check the arguments; return the scored parts of the texts, or None for whole texts."""
-    check_context_separator(context_separator, contexts)
     given = {"`contexts`": contexts, "`score_spans`": score_spans, "messages": chats}
     names = [name for name, value in given.items() if value is not None]
     if len(names) > 1:
@@ -60,44 +57,22 @@ def check_parts(
             got=repr(boundary),
             why="only a context can be tokenized separately",
         )
-    if separator is not None:
-        raise ArgumentError(
-            "separator",
-            f"be left out with {names[0]}, because parts of joined texts cannot be located",
-            got=repr(separator),
-        )
     contexts = check_contexts(contexts, len(texts))
     spans = check_spans("score_spans", score_spans, texts)
     if contexts is not None:
-        warn_of_joins(contexts, context_separator, texts)
-    return Parts(
-        contexts, spans, chats, boundary=boundary, context_separator=context_separator or ""
-    )
+        warn_of_joins(contexts, texts)
+    return Parts(contexts, spans, chats, boundary=boundary)
 
 
-def warn_of_joins(
-    contexts: Sequence[str], context_separator: str | None, texts: Sequence[str]
-) -> None:
-    """Warn about texts that run together with their contexts, or are separated twice."""
-    pairs = enumerate(zip(contexts, texts))
-    if context_separator is None:
-        joined = [number for number, pair in pairs if runs_together(*pair)]
-        said = "run together with"
-        hint = (
-            "Pass `context_separator=' '` to insert a space, or `context_separator=''` to leave them "
-            "unchanged."
-        )
-    else:
-        joined = [n for n, (a, b) in pairs if a and (a[-1:].isspace() or b[:1].isspace())]
-        joined = joined if context_separator.isspace() else []
-        said = "are already separated by white space from"
-        hint = "Leave `context_separator` out, or strip the texts and contexts."
+def warn_of_joins(contexts: Sequence[str], texts: Sequence[str]) -> None:
+    """Warn about texts that run together with their contexts."""
+    joined = [n for n, pair in enumerate(zip(contexts, texts)) if runs_together(*pair)]
     if joined:
         first = contexts[joined[0]][-10:] + texts[joined[0]][:10]
         warnings.warn(
             Wording(
-                f"Texts {said} their `contexts` at {name_positions(joined)} (first: "
-                f"{first!r}). {hint}"
+                f"Texts run together with their `contexts` at {name_positions(joined)} (first: "
+                f"{first!r}). Begin the texts with a space if it is missing."
             ),
             stacklevel=2,
         )

@@ -52,29 +52,31 @@ class Corpus:
         self._streams: dict[tuple, list[TokenizedText]] = {}
 
     def read(
-        self, protocol: Protocol, separator: str | None, with_offsets: bool = False
+        self, protocol: Protocol, with_offsets: bool = False
     ) -> tuple[list[str], list[TokenizedText]]:
         """Return the texts, or the joined text, and their tokens."""
-        joint = protocol.join if separator is None else separator
-        length = (max if joint is None else sum)(map(len, self.texts))
+        length = (max if protocol.join is None else sum)(map(len, self.texts))
         with_offsets = with_offsets or self.with_offsets or length >= LONG_TEXT
-        given = joint is not None and separator is not None
-        encoding = (protocol.encoding, protocol.texts_joined, protocol.pairs)
-        key = (*encoding, joint, given, with_offsets)
+        key = (
+            protocol.encoding,
+            protocol.texts_joined,
+            protocol.pairs,
+            protocol.join,
+            with_offsets,
+        )
         if key not in self._readings:
-            self._readings[key] = self._read(protocol, separator, with_offsets)
+            self._readings[key] = self._read(protocol, with_offsets)
         return self._readings[key]
 
     def _read(
-        self, protocol: Protocol, separator: str | None, with_offsets: bool
+        self, protocol: Protocol, with_offsets: bool
     ) -> tuple[list[str], list[TokenizedText]]:
         texts = self.texts
         if self.parts is not None:
             return read_parts(self.parts, self.tokenizer, texts, protocol)
-        members = self.members(protocol, separator)
-        joint = protocol.join if separator is None else separator
-        if members is None and joint is not None:
-            texts = [joint.join(texts)]
+        members = self.members(protocol)
+        if members is None and protocol.join is not None:
+            texts = [protocol.join.join(texts)]
         key = (*texts, protocol.encoding, with_offsets)
         if key not in self._streams:  # protocols differ in how they join what they tokenize alike
             self._streams[key] = tokenize(self.tokenizer, texts, protocol.encoding, with_offsets)
@@ -85,9 +87,9 @@ class Corpus:
         joined = [concatenate(list(islice(parts, len(of))), of) for of in members]
         return ["".join(of) for of in members], joined
 
-    def members(self, protocol: Protocol, separator: str | None) -> list[list[str]] | None:
+    def members(self, protocol: Protocol) -> list[list[str]] | None:
         """Return the texts of each stream if their tokens are joined; see `Measurement`."""
-        if self.parts is not None or separator is not None or protocol.join != "tokens":
+        if self.parts is not None or protocol.join != "tokens":
             return None
         texts, at_once = self.texts, protocol.texts_joined or len(self.texts)
         return [texts[first : first + at_once] for first in range(0, len(texts), at_once)]
@@ -105,15 +107,15 @@ def plan_measurement(
         ValueError: the model or the protocol does not allow a window or stride, or a text has
             nothing to score.
     """
-    protocol, separator = setting.protocol, setting.separator
+    protocol = setting.protocol
     # These checks do not depend on the texts, so they precede the tokenization.
     plan = make_plan(
         corpus.tokenizer,
         limit,
         setting,
-        lambda: max(len(stream) for stream in corpus.read(protocol, separator)[1]),
+        lambda: max(len(stream) for stream in corpus.read(protocol)[1]),
     )
-    texts, streams = corpus.read(protocol, separator)
+    texts, streams = corpus.read(protocol)
     streams = without_start_tokens(corpus.tokenizer, plan, texts, streams)
     windows_of = cache(plan.windows)  # equal for texts of equal length
     windows = [
@@ -124,14 +126,12 @@ def plan_measurement(
         num_scored(of_stream) < len(stream) for of_stream, stream in zip(windows, streams)
     ):
         # offsets are needed to count the bytes and characters of the scored tokens
-        _, streams = corpus.read(protocol, separator, with_offsets=True)
+        _, streams = corpus.read(protocol, with_offsets=True)
         streams = without_start_tokens(corpus.tokenizer, plan, texts, streams)
     check_readable(limit, plan, windows)
     borders = [border_windows(plan, stream) if with_borders else [] for stream in streams]
-    members = corpus.members(protocol, separator)
-    measurement = Measurement(
-        plan, separator, texts, streams, windows, borders, corpus.parts, members
-    )
+    members = corpus.members(protocol)
+    measurement = Measurement(plan, texts, streams, windows, borders, corpus.parts, members)
     check_scorable(measurement)
     return measurement
 
@@ -226,13 +226,11 @@ def check_parts_setting(protocol: Protocol, parts: Parts | None) -> None:
 
 def check_words_setting(setting: Setting) -> None:
     """Check that texts whose words are scored are not joined."""
-    protocol, separator = setting.protocol, setting.separator
-    if not protocol.scores_each_text or separator is not None:
-        name = f"protocol={protocol.name!r}" if separator is None else "`separator`"
+    if not setting.protocol.scores_each_text:
         raise ArgumentError(
             "words",
-            f"be left out with {name}, which joins the texts",
-            advice="Pass `protocol='sliding'` without a separator.",
+            f"be left out with `protocol={setting.protocol.name!r}`, which joins the texts",
+            advice="Pass `protocol='sliding'`.",
         )
 
 

@@ -155,7 +155,6 @@ class Parts:
 
     Attributes:
         contexts: context that is read before each text.
-        context_separator: string between a context and its text, which belongs to the text.
         spans: half-open ranges of the scored characters of each text.
         chats: messages to score instead of texts; only the assistant's are scored.
         written: the chats as formatted by another model's template, and their scored spans.
@@ -169,7 +168,6 @@ class Parts:
     chats: Sequence[Chat] | None = None
     written: tuple[Sequence[str], Sequence[Sequence[Range]]] | None = None
     boundary: str = "joint"
-    context_separator: str = ""
     template: str = ""
 
     def describe(self) -> str:
@@ -182,9 +180,8 @@ class Parts:
         """Return the fields of the signature."""
         kinds = {"given": self.contexts, "spans": self.spans, "messages": self.chats}
         [kind] = [name for name, values in kinds.items() if values is not None]
-        separator = {} if self.contexts is None else {"separator": repr(self.context_separator)}
         template = {"template": self.template} if self.template else {}
-        return {"context": kind, **separator, **template, "boundary": self.boundary}
+        return {"context": kind, **template, "boundary": self.boundary}
 
     def formatted_by(self, tokenizer: PreTrainedTokenizerBase) -> "Parts":
         """Return the parts with the digest of the template that formats chats, unless they are written."""
@@ -193,28 +190,12 @@ class Parts:
         return replace(self, template=digest_of(getattr(tokenizer, "chat_template", None)))
 
     def describe_texts(self, texts: Sequence[str]) -> list[str]:
-        """Describe each text and its scored part on one line.
-
-        Args:
-            texts: texts with their separators, see `separated`.
-        """
+        """Describe each text and its scored part on one line."""
         if self.chats is not None:
             return [as_json([dict(message) for message in chat]) for chat in self.chats]
         return [
             json.dumps([part, text]) for part, text in zip(self.contexts or self.spans or (), texts)
         ]
-
-    def separated(self, texts: Sequence[str]) -> list[str]:
-        """Prepend the separator to each text that has a context."""
-        return [self._separator(number) + text for number, text in enumerate(texts)]
-
-    def length_before(self, number: int) -> int:
-        """Count the characters that are read before the caller's text."""
-        context = "" if self.contexts is None else self.contexts[number]
-        return len(context + self._separator(number))
-
-    def _separator(self, number: int) -> str:
-        return self.context_separator if self.contexts and self.contexts[number] else ""
 
     def as_read(self, texts: Sequence[str], streams: Sequence[TokenizedText]) -> "Parts":
         """Return the parts for a second model, which must read the same text as the first.

@@ -410,7 +410,8 @@ class WordScoring:
         """List the characters of a text's words, in the text with its context."""
         text, part = measurement.texts[number], measurement.streams[number].part
         if self.spans is not None:
-            begin = 0 if measurement.parts is None else measurement.parts.length_before(number)
+            parts = measurement.parts
+            begin = len(parts.contexts[number]) if parts and parts.contexts else 0
             return [(begin + first, begin + end) for first, end in self.spans[number]]
         return [
             (begin + first, begin + end)

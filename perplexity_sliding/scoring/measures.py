@@ -6,6 +6,7 @@ measure of one number a token, write a class as `Rank` is one, and name it in `T
 `return_token_scores=["its name"]` then returns its column in `token_scores`.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -158,13 +159,16 @@ class Entropy:
 
 # Measures of one number a token that `return_token_scores` takes, by the name of the column.
 TOKEN_MEASURES: dict[str, Callable[[], Measure]] = {"rank": Rank, "entropy": Entropy}
+# The name of a column with the most likely tokens: "top5".
+TOP = re.compile(r"top([1-9]\d*)")
 
 
-def token_measures(num_alternatives: int, token_columns: Sequence[str]) -> list[Measure]:
+def token_measures(token_columns: Sequence[str]) -> list[Measure]:
     """List the measures for the columns of each token that a call returns, the nll first."""
     measures: list[Measure] = [NegativeLogLikelihood()]
-    if num_alternatives:
-        measures.append(Alternatives(num_alternatives))
+    numbers = [int(match[1]) for name in token_columns if (match := TOP.fullmatch(name))]
+    if numbers:
+        measures.append(Alternatives(max(numbers)))
     given = {name for measure in measures for name in measure.columns}
     asked = (name for name in TOKEN_MEASURES if name in token_columns)
     return measures + [TOKEN_MEASURES[name]() for name in asked if name not in given]

@@ -488,7 +488,7 @@ class ServedScorer:
                     ", as it does not for the last token of a window that fills it. Pass "
                     f"max_length={(self.model.limit.length or 0) - 1}."
                     if self.model.source.api.gives_ranks
-                    else ". Leave out ranks and `num_alternatives`, and coloured texts, which show "
+                    else ". Leave out ranks and likeliest tokens, and coloured texts, which show "
                     "both."
                 ),
                 number,

@@ -42,15 +42,14 @@ def show(
     results: dict,
     texts: str | Sequence[str],
     contexts: str | Sequence[str] | None = None,
-    context_separator: str = "",
 ) -> Shown:
     """Colour texts by a result of `compute`, with a panel for each token.
 
     Args:
-        results: of `compute` with `return_token_scores=True`; with `num_alternatives=5` the panel says
-            what the model expected too.
+        results: of `compute` with `return_token_scores=True`; with `["top5"]` the panel says what the
+            model expected too.
         texts: the ones that were scored, in their order.
-        contexts, context_separator: as in `compute`.
+        contexts: as in `compute`.
 
     Raises:
         ValueError: the results have no token scores, or are of other texts.
@@ -59,9 +58,9 @@ def show(
     if scores is None:
         raise ValueError(
             "`results` must have token scores to be shown. Compute them with "
-            "return_token_scores=True, num_alternatives=5."
+            "return_token_scores=['top5']."
         )
-    wholes, begins = texts_as_read(results, scores, texts, contexts, context_separator)
+    wholes, begins = texts_as_read(results, scores, texts, contexts)
     names = [f"Text {number}" for number in range(1, len(wholes) + 1)] if len(wholes) > 1 else [""]
     model, own = results["model_name"], own_perplexities(results, len(wholes))
     readings = [
@@ -83,7 +82,6 @@ def texts_as_read(
     scores: list[dict],
     texts: str | Sequence[str],
     contexts: str | Sequence[str] | None,
-    context_separator: str,
 ) -> tuple[list[str], list[int]]:
     """Return the scored texts as the model read them, and the offset at which each begins.
 
@@ -101,10 +99,7 @@ def texts_as_read(
         wholes = results["chats_as_written"]
     elif contexts is not None:
         before = [contexts] * len(texts) if isinstance(contexts, str) else contexts
-        wholes = [
-            context + (context_separator if context else "") + text
-            for context, text in zip(before, texts)
-        ]
+        wholes = [context + text for context, text in zip(before, texts)]
     elif (join := _join(results["signature"])) is not None:
         wholes = [join.join(texts)]
     if len(scores) != len(wholes):
