@@ -1,4 +1,4 @@
-"""A table of sentences, or of words, becomes a table of word surprisals by one command."""
+"""Rows that are more than a text: sentences and words with surprisals for each word, and chats."""
 
 import csv
 import io
@@ -6,8 +6,11 @@ import json
 import math
 import re
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from models import make_byte_tokenizer, make_model, save
+from models import make_byte_tokenizer, make_model, make_tokenizer, save
+from test_parts import CHAT, PLAIN_TEMPLATE
 
 from perplexity_sliding.cli.rows import without_punctuation
 
@@ -67,11 +70,6 @@ def test_a_row_for_every_word_in_bits(call, items, metric, gpt2, tokenizer):
     assert rows[2]["sentence"] == "w8" and rows[2]["word_length"] == "2"
     plain = rows_of(call(items, "--word-correction=none", *OF_ITEMS, "--format=csv"))
     assert [row["surprisal_bits"] for row in plain] == [row["nll_bits"] for row in plain]
-
-
-def test_the_table_for_people(call, items):
-    out = call(items, "--words", *OF_ITEMS).out
-    assert "surprisal, bits" in out and "nats" not in out and '"w5"' in out
 
 
 # ---- words that are given
@@ -140,9 +138,9 @@ def test_regions_in_the_sentence_are_refused(call, tmp_path):
 def test_a_text_has_no_column_of_words(call, tmp_path):
     (tmp_path / "a.txt").write_text("w3 w4", "utf-8")
     (tmp_path / "b.jsonl").write_text(json.dumps({"text": "w3", "parts": "w3"}), "utf-8")
-    assert "--words-column requires a table" in call(tmp_path / "a.txt", "--words-column=parts").err
     outcome = call(tmp_path / "a.txt", tmp_path / "b.jsonl", "--words-column=parts")
     assert outcome.code == 2 and '"w3"' in outcome.out
+    assert "--words-column requires a table" in outcome.err
 
 
 # ---- one word a row
@@ -194,3 +192,98 @@ def test_sentences_that_share_an_id_stay_texts_of_their_own(call, tmp_path):
 )
 def test_the_length_of_a_word_is_without_punctuation(word, letters):
     assert without_punctuation(word) == letters
+
+
+# ---- chats
+
+CHATS = [CHAT, CHAT[:2], [{"role": "system", "content": "w40"}, *CHAT[2:]]]
+
+
+@pytest.fixture(scope="module")
+def chatty(tmp_path_factory):
+    """Two models whose tokenizer has a template."""
+    folder, tokenizer = (
+        tmp_path_factory.mktemp("models"),
+        make_tokenizer(chat_template=PLAIN_TEMPLATE),
+    )
+    spreads = {"tuned": 0.3, "base": 0.33}
+    return {
+        name: save(folder / name, make_model("gpt2", spread=spread), tokenizer)
+        for name, spread in spreads.items()
+    }
+
+
+@pytest.fixture
+def chats(tmp_path):
+    """Messages, one of which has a key more, as tables fill up for all."""
+    path = tmp_path / "chats.jsonl"
+    messages = [list(map(dict, chat)) for chat in CHATS]
+    messages[0][0]["name"] = "Ann"
+    lines = [{"id": f"c{n}", "messages": chat} for n, chat in enumerate(messages)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return [path, "--text-column=messages", "--id-column=id"]
+
+
+def test_the_assistant_s_turns_are_scored_as_in_python(call, chats, chatty, metric):
+    ran = call(*chats, "--format=json", model=chatty["tuned"])
+    assert ran.code == 0, ran.err
+    got = ran.json["corpus"]
+    expected = metric.compute(predictions=CHATS, model_id=chatty["tuned"])
+    assert got["perplexity"] == expected["perplexity"]
+    assert got["texts_digest"] == expected["texts_digest"]
+
+
+@pytest.mark.parametrize("as_dataset", [False, True])
+def test_keys_that_arrow_adds_are_no_part_of_a_chat(call, tmp_path, as_dataset):
+    """Its objects have the keys of all: arguments with two more of None were scored."""
+    counted = "m['content'] + ' w20' * (m.tool_calls[0].arguments | length if m.tool_calls else 0)"
+    template = PLAIN_TEMPLATE.replace("m['content']", counted)
+    tokenizer = make_tokenizer(chat_template=template)
+    model = save(tmp_path / "model", make_model("gpt2"), tokenizer)
+    chats = [list(map(dict, CHAT)) for _ in range(2)]
+    for chat, arguments in zip(chats, ({"a": "w5"}, {"b": "w6", "c": "w7"})):
+        chat[1]["tool_calls"] = [{"arguments": arguments}]
+    (tmp_path / "tables").mkdir()
+    path = tmp_path / "tables" / "chats.parquet"
+    pq.write_table(pa.Table.from_pylist([{"messages": chat} for chat in chats]), path)
+    given = [path, "--text-column=messages"]
+    if as_dataset:
+        given = [f"--dataset={path.parent}::train:messages"]
+    ran = call(*given, "--format=json", model=model)
+    assert ran.code == 0, ran.err
+    lines = tmp_path / "chats.jsonl"
+    lines.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
+    expected = call(lines, "--text-column=messages", "--format=json", model=model)
+    assert ran.json["corpus"]["texts_digest"] == expected.json["corpus"]["texts_digest"]
+
+
+def test_a_citation_says_that_the_rest_of_a_chat_is_not_scored(call, chats, chatty):
+    """It said only "in 3 texts (scored separately)"."""
+    cited = call(*chats, "--cite", model=chatty["tuned"]).out
+    layout = "(scored separately; of each chat the assistant's turns, boundary joint)"
+    assert f"in 3 texts {layout}, " in cited
+
+
+def test_tokens_are_those_of_the_text_as_written(call, chats, chatty):
+    printed = call(*chats, "--tokens", "--format=jsonl", model=chatty["tuned"]).out.splitlines()
+    tokens = [row for row in map(json.loads, printed) if row["nll_nats"] is not None]
+    of_second = [row["token"] for row in tokens if row["name"] == "c1"]
+    assert of_second == ["w7", "w8", "w9", "<eos>"]
+    words = call(*chats, "--words", "--format=csv", model=chatty["tuned"]).out.splitlines()[1:]
+    assert [row.split(",")[3] for row in words if row.startswith("c1,")] == ["w7", "w8", "w9"]
+
+
+def test_a_fine_tune_against_its_base(call, chats, chatty, metric):
+    ran = call(*chats, "--reference", chatty["base"], "--format=json", model=chatty["tuned"])
+    [got] = ran.json["models"]
+    expected = metric.compute(
+        predictions=CHATS, model_id=chatty["tuned"], reference=chatty["base"], identify=True
+    )
+    assert got["comparison"] == expected["comparison"]
+    shown = call(*chats, "--reference", chatty["base"], model=chatty["tuned"])
+    assert shown.code == 0 and "perplexity is" in shown.out
+
+
+def test_chats_are_no_tokenised_prose(call, chats, chatty):
+    ran = call(*chats, "--detokenize=wikitext", model=chatty["tuned"])
+    assert ran.code == 2 and "--detokenize must be left out with chats" in ran.err
