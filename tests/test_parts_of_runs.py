@@ -173,13 +173,12 @@ def test_parts_that_do_not_belong_together_are_refused(call, corpus, score_parts
 
 REFUSED = {
     "": "requires --output FILE",
-    "-o a.csv": "stores totals as JSON, got --output 'a.csv'",
+    "-o a.csv": "requires --output FILE, a .json",
     "-o p.json --tokens": "cannot be combined with --tokens",
-    "-o p.json --format csv": "--part cannot be combined with --format",
+    "-o p.json --format csv": "cannot be combined with --format",
     "-o p.json --stride 4,8": "cannot be combined with several measurements",
     "-o p.json --protocol run-clm": "which joins the texts",
     "-o p.json --separator ;": "cannot be combined with --separator",
-    "--merge --cite": "cannot be combined with --cite: it names the checksum of every file",
     "--merge -o p.json": "cannot be combined with --part",
 }
 

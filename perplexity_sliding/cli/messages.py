@@ -25,6 +25,7 @@ OTHER_NAMES = {
     "model_id": "--model",
     "contexts": "--context-column",
     "words": "--words",
+    "figure": "--find",
     "reference['model_id']": "--reference",
     "reference['dtype']": "--reference-dtype",
     "reference['model_kwargs']": "--reference-model-kwargs",
