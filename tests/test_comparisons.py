@@ -279,9 +279,9 @@ def test_infinite_divergence_is_said():
         **{"kl_percentiles": {"50": 0.1, "99": math.inf, "100": math.inf}, "delta_p": 0.0},
         **{"rms_delta_p": 0.1, "num_infinite_kl": 3, "interval_sample": None},
     }
-    assert "3 tokens have an infinite divergence" in comparing.of_divergence(comparison)
+    assert "3 tokens have an infinite divergence" in comparing.describe_divergence(comparison)
     tokens = [{"nll": 1.5, "reference_nll": 1.5, "text": 0, "offset": (0, 1)}]
-    assert comparing.of_worst(tokens, ["a"]) == "No token's probability changed."
+    assert comparing.tabulate_worst(tokens, ["a"]) == "No token's probability changed."
 
 
 # ---- pictures

@@ -13,7 +13,7 @@ import pytest
 from models import random_text
 from space_models import byte_model as save_byte_model
 
-from perplexity_sliding.cli import options, output, rows, tables
+from perplexity_sliding.cli import options, rows, tables
 from perplexity_sliding.cli.reading import ReadText
 
 TEXTS = [random_text(length, seed=length) for length in (150, 90)]
@@ -127,7 +127,7 @@ def test_every_number_of_a_result_is_a_column_by_itself():
         **{"total_nll_nats": math.log(2), "total_nll_bits": 1.0},
     }
     parts = {"tokens": ["He"], "offsets": [[0, 2]], "nll": [None], "entropy": [1.5]}
-    assert list(rows.of_parts(ReadText("a", "He left"), parts, "token")) == [
+    assert list(rows.rows_of_parts(ReadText("a", "He left"), parts, "token")) == [
         {"name": "a", "number": 0, "token": "He", "first": 0, "last": 2}
         | {"nll_nats": None, "nll_bits": None, "entropy_nats": 1.5, "piece": "He"}
     ]
@@ -136,7 +136,7 @@ def test_every_number_of_a_result_is_a_column_by_itself():
 @pytest.mark.parametrize("delimiter", [",", "\t"])
 def test_cells_with_ends_of_lines_are_one_cell(delimiter):
     given = [{"a": "x\r", "b": 'say "w"'}, {"a": "\n", "b": None}, {"a": ["ü", 1], "b": 2}]
-    written = "".join(output.to_csv(lambda: iter(given), delimiter))
+    written = "".join(rows.to_csv(lambda: iter(given), delimiter))
     assert read_csv(written, delimiter) == [
         {"a": "x\r", "b": 'say "w"'},
         {"a": "\n", "b": ""},
@@ -264,7 +264,7 @@ def test_names_and_reasons_fit_into_80_columns(call, monkeypatch, name):
 
 
 def test_a_long_reason_goes_on_below_itself():
-    column = tables.Column("text", lambda row: row["name"], left=True)
+    column = tables.Column("text", "name", left=True)
     what = tables.tabulate([{"name": "a.txt", "error": "word " * 30}], [column])
     first, second, *_ = tables.lay_out(what, 80).splitlines()[1:]
     assert first.startswith("a.txt  word") and second.startswith("       word")

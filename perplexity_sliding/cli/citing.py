@@ -16,7 +16,7 @@ from .files import STANDARD_INPUT, list_files
 from .measuring import model_names
 from .messages import command_name
 from .options import WITHOUT_ADAPTER
-from .tables import format_number, signature_fields, with_minus
+from .tables import format_value, signature_fields, with_minus
 from .values import without_secrets
 
 SENTENCE = """\
@@ -73,14 +73,14 @@ def write_sentence(
     scope = f" (95 % interval {result['interval_scope']} "
     return SENTENCE.format(
         model=result["name"] if "model" in axes else fields["model"],
-        perplexity=format_number(result["perplexity"]),
-        interval=f"{scope}{'–'.join(map(format_number, bounds))})" if bounds else "",
+        perplexity=format_value(result["perplexity"]),
+        interval=f"{scope}{'–'.join(map(format_value, bounds))})" if bounds else "",
         tokens=result["num_tokens"],
         share=f" ({share} of all)" if (share := scored_share(result)) else "",
         texts=result.get("text") or name_texts(args, result["num_texts"]),
         layout=describe_layout(result, args),
-        bits=format_number(result["bits_per_byte"], 3),
-        bits_interval=f" ({'–'.join(format_number(b, 3) for b in of_bits)})" if of_bits else "",
+        bits=format_value(result["bits_per_byte"], 3),
+        bits_interval=f" ({'–'.join(format_value(b, 3) for b in of_bits)})" if of_bits else "",
         window=fields["window"],
         stride=fields["stride"],
         protocol=name,

@@ -1,14 +1,10 @@
 """Write a report: text, Markdown and LaTeX; JSON; and tidy rows as JSON lines, CSV, TSV and Parquet."""
 
 import argparse
-import csv
-import json
-import math
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from types import SimpleNamespace
 
 from ..views import replaced
 from . import citing, comparing, rows, tables
@@ -36,12 +32,12 @@ def write(report: Report, args: argparse.Namespace) -> str | None:
         write_pieces(report.kept, args.output)
         return None
     if args.format == "parquet":
-        write_parquet(tidy_rows(report, args), args.output)
+        rows.write_parquet(tidy_rows(report, args), args.output)
     else:
         write_pieces(render(report, args), args.output)
     said = []
     if args.format in DATA_FORMATS and args.format != "json":
-        said.append(plural(count_rows(report, args), "row"))
+        said.append(plural(sum(1 for _ in tidy_rows(report, args)()), "row"))
     if report.num_empty:
         said.append(f"{plural(report.num_empty, 'empty text')} skipped")
     if report.num_refused:
@@ -72,11 +68,11 @@ def render(report: Report, args: argparse.Namespace) -> Iterator[str]:
     if args.cite:
         return map(harmless, [citing.of_results(report.results, args, report.axes) + "\n"])
     if args.format == "json":
-        return chain(json_pieces(as_json(report, args)), "\n")
+        return chain(rows.json_pieces(as_json(report, args)), "\n")
     if args.format == "jsonl":
-        return (f"{to_json(row)}\n" for row in tidy_rows(report, args)())
+        return (f"{rows.to_json(row)}\n" for row in tidy_rows(report, args)())
     if args.format in ("csv", "tsv"):
-        return to_csv(tidy_rows(report, args), {"csv": ",", "tsv": "\t"}[args.format])
+        return rows.to_csv(tidy_rows(report, args), {"csv": ",", "tsv": "\t"}[args.format])
     if args.format == "text":
         return map(harmless, as_text(report, args))
     writer = {"markdown": tables.to_markdown, "latex": tables.to_latex}[args.format]
@@ -92,48 +88,16 @@ def paragraphs(texts: Iterable[str]) -> Iterator[str]:
     yield "\n"
 
 
-# --- JSON and rows --------------------------------------------------------------------------------
-
-
-def to_json(value) -> str:
-    """Format JSON, with null for infinite and undefined numbers."""
-    return json.dumps(finite(value), ensure_ascii=False, default=str)
-
-
-def finite(value):
-    """Replace infinite and undefined numbers by None."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return value
-
-
-def json_pieces(value: object) -> Iterator[str]:
-    """Yield JSON piece by piece, one row at a time if rows may exceed memory."""
-    if isinstance(value, dict):
-        items = ((f"{to_json(str(key))}: ", item) for key, item in value.items())
-    elif isinstance(value, Spool):
-        items = (("", item) for item in value)
-    else:
-        yield to_json(value)
-        return
-    begin, end = "{}" if isinstance(value, dict) else "[]"
-    between = begin
-    for key, item in items:
-        yield between + key
-        yield from json_pieces(item)
-        between = ", "
-    yield end if between != begin else begin + end
+# --- data -----------------------------------------------------------------------------------------
 
 
 def as_json(report: Report, args: argparse.Namespace) -> dict:
     """Collect the metric's unchanged results and their cost."""
-    files = [row for row in report.texts if "row" not in row]
-    refused = [row for row in report.texts if "row" in row and "error" in row]
-    parts: dict = {k: found for k, found in (("files", files), ("refused_rows", refused)) if found}
+    parts: dict = {
+        "files": [row for row in report.texts if "row" not in row],
+        "refused_rows": [row for row in report.texts if "row" in row and "error" in row],
+    }
+    parts = {name: found for name, found in parts.items() if found}
     if report.compared:
         # token scores may have been needed only for a plot
         parts["models" if report.compared == "models" else "measurements"] = [
@@ -143,10 +107,9 @@ def as_json(report: Report, args: argparse.Namespace) -> dict:
     else:
         parts["corpus"] = dict(report.corpus)
         if args.unit:
-            scores = Spool()
+            parts["corpus"][f"{args.unit}_scores"] = scores = Spool()
             for _, columns in report.parts:
                 scores.append(columns)
-            parts["corpus"][f"{args.unit}_scores"] = scores
     options = report.options or stored_options(args)
     return parts | {"num_empty_texts": report.num_empty} | report.cost | {"options": options}
 
@@ -155,74 +118,16 @@ def tidy_rows(report: Report, args: argparse.Namespace) -> Callable[[], Iterator
     """Return a generator of one row per measurement, token or text, and one more for joined texts."""
     if args.unit:
         return lambda: chain.from_iterable(
-            rows.of_parts(text, columns, args.unit) for text, columns in report.parts
+            rows.rows_of_parts(text, columns, args.unit) for text, columns in report.parts
         )
     if report.compared:
-        return lambda: iter(rows.of_measurements(report.measurements, args.label is not None))
-    named = {"label": args.label[0]} if args.label else {}
-    more = [rows.flat({"name": "all together"} | report.corpus)] if has_row(report) else []
-    taken: set[str] = set(named)  # in a row without an error too
-    for row in chain(report.texts, more):
-        taken |= row.keys()
-    taken -= {"carried"}
-
-    def texts() -> Iterator[dict]:
-        for row in chain(report.texts, more):
-            own = {key: value for key, value in row.items() if key != "carried"}
-            yield rows.with_carried(
-                {"name": row["name"]} | named | own, row.get("carried", {}), taken
-            )
-
-    return texts
-
-
-def has_row(report: Report) -> bool:
-    """Return whether all texts together have a row, in addition to those of single texts."""
-    return report.joined or not report.texts
-
-
-def count_rows(report: Report, args: argparse.Namespace) -> int:
-    """Count the tidy rows; do not regenerate those of texts."""
-    if args.unit or report.compared:
-        return sum(1 for _ in tidy_rows(report, args)())
-    return len(report.texts) + has_row(report)
-
-
-def column_names(made: Callable[[], Iterator[dict]]) -> list[str]:
-    """List the columns of all rows, in the order of their first appearance."""
-    names: dict[str, None] = {}
-    for row in made():
-        names |= dict.fromkeys(row)
-    return list(names)
-
-
-def to_csv(made: Callable[[], Iterator[dict]], delimiter: str = ",") -> Iterator[str]:
-    """Yield CSV or TSV with a header; lists become JSON, and None becomes empty."""
-    names = column_names(made)
-    # `writerow` returns what the `write` of its file does, and quotes the characters of its line end: a
-    # token may be a carriage return, which readers take for the end of a row.
-    writer = csv.writer(SimpleNamespace(write=str), delimiter=delimiter, lineterminator="\r\n")
-    for cells in chain([names], ([row.get(name) for name in names] for row in made())):
-        plain = [to_json(c) if isinstance(c, dict | list | tuple) else c for c in cells]
-        yield writer.writerow(plain).removesuffix("\r\n") + "\n"
-
-
-def write_parquet(made: Callable[[], Iterator[dict]], path: str) -> None:
-    """Write Parquet; columns with values of different types become strings."""
-    import pyarrow
-    import pyarrow.parquet
-
-    found, columns = list(made()), {}
-    for name in column_names(made):
-        values = [row.get(name) for row in found]
-        try:
-            columns[name] = pyarrow.array(values)
-        # lists of words and numbers, integers beyond 64 bits
-        except (pyarrow.ArrowException, OverflowError):
-            texts = (v if v is None or isinstance(v, str) else to_json(v) for v in values)
-            columns[name] = pyarrow.array(texts, pyarrow.string())
-    with replaced(path) as place:
-        pyarrow.parquet.write_table(pyarrow.table(columns), place)
+        found = rows.rows_of_measurements(report.measurements, args.label is not None)
+        return lambda: iter(found)
+    has_row = report.joined or not report.texts
+    more = [rows.flat({"name": "all together"} | report.corpus)] if has_row else []
+    return rows.rows_of_texts(
+        lambda: chain(report.texts, more), args.label[0] if args.label else None
+    )
 
 
 # --- text -----------------------------------------------------------------------------------------
@@ -265,7 +170,12 @@ def as_text(
     notes = notes_on(report)
     if report.corpus is not None and not args.unit:
         if args.takes_bundled_model and explains:
-            notes.append(explanation(report.corpus))
+            fields = tables.signature_fields(report.corpus)
+            notes.append(
+                "Perplexity: the number of equally likely tokens that would leave the model as "
+                f"uncertain, on average. The model reads windows of {fields['window']} tokens that "
+                f"move by a stride of {fields['stride']}; each token is scored once."
+            )
         notes.append(f"{LOWER} {BUNDLED}" if args.takes_bundled_model else LOWER)
     for note in notes:
         for line in tables.wrapped(note, tables.terminal_width()):
@@ -282,45 +192,27 @@ def all_tables(
         write: formats a table and its title, if any.
     """
     for text, columns in report.parts if args.unit else ():
-        of_text = list(rows.of_parts(text, columns, args.unit))
+        of_text = list(rows.rows_of_parts(text, columns, args.unit))
         if of_text:
-            yield write(comparing.of_parts(of_text, args.unit), tables.printable(text.name))
-    if (
-        args.format == "text"
-        and report.compared == "models"
-        and args.reference
-        and not args.models[1:]
-    ):
+            yield write(comparing.tabulate_parts(of_text, args.unit), tables.printable(text.name))
+    is_one_model = report.compared == "models" and args.reference and not args.models[1:]
+    measurements = report.measurements or [report.corpus]
+    if args.format == "text" and is_one_model:
         texts = [text.wording for text in report.scored]
-        yield from map(write, comparing.of_comparison(report.results[0], texts))
+        yield from map(write, comparing.report_comparison(report.results[0], texts))
     else:
-        table = table_of(report, args)
+        if args.reference:
+            table = comparing.tabulate_models(measurements, report.reference)
+        elif report.compared or args.columns:
+            table = comparing.tabulate_measurements(measurements, report.axes, args.columns or ())
+        else:
+            files = [row for row in report.texts if "row" not in row]
+            table = comparing.tabulate_texts(files, report.corpus)
         if args.format in ("markdown", "latex"):
-            of_all = report.measurements or [report.corpus]
-            table = comparing.with_measurement(table, of_all, report.axes)
+            table = comparing.with_measurement(table, measurements, report.axes)
         yield write(table)
     if (report.corpus or {}).get("by_context_length"):
-        yield write(comparing.of_contexts(report.corpus["by_context_length"]))
-
-
-def table_of(report: Report, args: argparse.Namespace) -> tables.Table:
-    """Tabulate the texts or the measurements."""
-    if args.reference:
-        return comparing.of_models(report.measurements, report.reference)
-    if report.compared or args.columns:
-        found = report.measurements or [report.corpus]
-        return comparing.of_measurements(found, report.axes, args.columns or ())
-    return comparing.of_texts([row for row in report.texts if "row" not in row], report.corpus)
-
-
-def explanation(corpus: dict) -> str:
-    """Explain perplexity, window and stride, with the values of the run."""
-    fields = tables.signature_fields(corpus)
-    return (
-        "Perplexity: the number of equally likely tokens that would leave the model as uncertain, on "
-        f"average. The model reads windows of {fields['window']} tokens that move by a stride of "
-        f"{fields['stride']}; each token is scored once."
-    )
+        yield write(comparing.tabulate_contexts(report.corpus["by_context_length"]))
 
 
 def notes_on(report: Report) -> list[str]:
@@ -331,7 +223,19 @@ def notes_on(report: Report) -> list[str]:
     if num_rows > 0:
         are = "is a row of a table" if num_rows == 1 else "are rows of tables"
         said.append(f"{num_rows:,} of the texts {are} (--format csv lists each).")
-    said += far_above(files)
+    if len(files) > 1:
+        usual = statistics.median_low(map(comparing.bits_per_byte, files))
+        far_above = [
+            f"{tables.printable(row['name'])} ({comparing.bits_per_byte(row):.2f})"
+            for row in files
+            if comparing.bits_per_byte(row) > FAR_ABOVE * usual
+        ]
+        if far_above:
+            said.append(
+                f"{list_some(far_above)}: bits per byte far above the others' {usual:.2f}. The model "
+                "does not know this kind of text (another language, a list, code?), so the total means "
+                "little."
+            )
     if report.num_empty:
         rows_are = "row was" if report.num_empty == 1 else "rows were"
         where = " by protocols that score each text" if report.keeps_empty else ""
@@ -341,26 +245,6 @@ def notes_on(report: Report) -> list[str]:
     if len(failed) > 5:
         said.append(f"{len(failed) - 5:,} more rows could not be scored.")
     return said
-
-
-def far_above(files: list[dict]) -> list[str]:
-    """Return a note on texts whose bits per byte show that the model does not know their kind."""
-    if len(files) < 2:
-        return []
-    usual = statistics.median_low(map(comparing.bits_per_byte, files))
-    strange = list_some(
-        [
-            f"{tables.printable(row['name'])} ({comparing.bits_per_byte(row):.2f})"
-            for row in files
-            if comparing.bits_per_byte(row) > FAR_ABOVE * usual
-        ]
-    )
-    if not strange:
-        return []
-    return [
-        f"{strange}: bits per byte far above the others' {usual:.2f}. The model does not know this kind "
-        "of text (another language, a list, code?), so the total means little."
-    ]
 
 
 def signature(report: Report, long: bool) -> str:

@@ -1,13 +1,19 @@
-"""Tidy rows per text, token or word, with flat columns for other programs, and as pandas tables.
+"""Results as data: JSON; and tidy rows per text, token or word, as JSON lines, CSV, Parquet and pandas.
 
 Every plain number of a result becomes a column, so a new one needs no change here.
 """
 
+import csv
+import json
 import math
 import unicodedata
 from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import chain
+from types import SimpleNamespace
 
+from ..views import replaced
 from .reading import ReadText
+from .spooling import Spool
 
 # Keys with other names, or that are not numbers of one text.
 NOT_COLUMNS = {
@@ -21,6 +27,9 @@ NATS = {
 }
 IN_BOTH_UNITS = {"nll", "total_nll"}
 UNITS = {"tokens": "token_scores", "words": "word_scores"}
+
+
+# --- rows -----------------------------------------------------------------------------------------
 
 
 def flat(result: dict) -> dict:
@@ -63,7 +72,22 @@ def with_carried(row: dict, carried: dict, taken: Collection[str]) -> dict:
     return {"name": row["name"]} | renamed | row
 
 
-def of_measurements(results: Sequence[dict], has_labels: bool = False) -> list[dict]:
+def rows_of_texts(
+    texts: Callable[[], Iterator[dict]], label: str | None
+) -> Callable[[], Iterator[dict]]:
+    """Return a generator of one row per text, from flat columns, with the carried ones."""
+    named = {} if label is None else {"label": label}
+    taken = {*named, *column_names(texts)} - {"carried"}
+
+    def made() -> Iterator[dict]:
+        for row in texts():
+            own = {"name": row["name"]} | named | {k: v for k, v in row.items() if k != "carried"}
+            yield with_carried(own, row.get("carried", {}), taken)
+
+    return made
+
+
+def rows_of_measurements(results: Sequence[dict], has_labels: bool = False) -> list[dict]:
     """Make one row of a measurement; models that have labels keep them, as `label`."""
     rows = []
     for result in results:
@@ -73,7 +97,7 @@ def of_measurements(results: Sequence[dict], has_labels: bool = False) -> list[d
     return rows
 
 
-def of_parts(text: ReadText, parts: dict[str, list], unit: str) -> Iterator[dict]:
+def rows_of_parts(text: ReadText, parts: dict[str, list], unit: str) -> Iterator[dict]:
     """Make one row of a token, in nats, or word, in bits, with its place: that of a context is negative.
 
     Args:
@@ -111,6 +135,77 @@ def without_punctuation(word: str) -> str:
     return word[kept[0] : kept[-1] + 1] if kept else ""
 
 
+# --- formats --------------------------------------------------------------------------------------
+
+
+def to_json(value) -> str:
+    """Format JSON, with null for infinite and undefined numbers."""
+    return json.dumps(finite(value), ensure_ascii=False, default=str)
+
+
+def finite(value):
+    """Replace infinite and undefined numbers by None."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value
+
+
+def json_pieces(value: object) -> Iterator[str]:
+    """Yield JSON piece by piece, one row at a time if rows may exceed memory."""
+    if isinstance(value, dict):
+        items = ((f"{to_json(str(key))}: ", item) for key, item in value.items())
+    elif isinstance(value, Spool):
+        items = (("", item) for item in value)
+    else:
+        yield to_json(value)
+        return
+    begin, end = "{}" if isinstance(value, dict) else "[]"
+    between = begin
+    for key, item in items:
+        yield between + key
+        yield from json_pieces(item)
+        between = ", "
+    yield end if between != begin else begin + end
+
+
+def column_names(made: Callable[[], Iterator[dict]]) -> list[str]:
+    """List the columns of all rows, in the order of their first appearance."""
+    return list(dict.fromkeys(chain.from_iterable(made())))
+
+
+def to_csv(made: Callable[[], Iterator[dict]], delimiter: str = ",") -> Iterator[str]:
+    """Yield CSV or TSV with a header; lists become JSON, and None becomes empty."""
+    names = column_names(made)
+    # `writerow` returns what the `write` of its file does, and quotes the characters of its line end: a
+    # token may be a carriage return, which readers take for the end of a row.
+    writer = csv.writer(SimpleNamespace(write=str), delimiter=delimiter, lineterminator="\r\n")
+    for cells in chain([names], ([row.get(name) for name in names] for row in made())):
+        plain = [to_json(c) if isinstance(c, dict | list | tuple) else c for c in cells]
+        yield writer.writerow(plain).removesuffix("\r\n") + "\n"
+
+
+def write_parquet(made: Callable[[], Iterator[dict]], path: str) -> None:
+    """Write Parquet; columns with values of different types become strings."""
+    import pyarrow
+    import pyarrow.parquet
+
+    found, columns = list(made()), {}
+    for name in column_names(made):
+        values = [row.get(name) for row in found]
+        try:
+            columns[name] = pyarrow.array(values)
+        # lists of words and numbers, integers beyond 64 bits
+        except (pyarrow.ArrowException, OverflowError):
+            texts = (v if v is None or isinstance(v, str) else to_json(v) for v in values)
+            columns[name] = pyarrow.array(texts, pyarrow.string())
+    with replaced(path) as place:
+        pyarrow.parquet.write_table(pyarrow.table(columns), place)
+
+
 def to_frame(
     results: dict,
     of: str | None = None,
@@ -138,27 +233,24 @@ def to_frame(
 
     from ..views.show import texts_as_read
 
-    def parts(kind: str) -> Iterator[dict]:
-        scores = results[UNITS[kind]]
-        wholes, begins = [None] * len(scores), [0] * len(scores)
-        if texts is not None:
-            wholes, begins = texts_as_read(results, scores, texts, contexts)
-        for number, (columns, whole, begin) in enumerate(zip(scores, wholes, begins)):
-            for row in of_parts(ReadText(str(number), whole, begin), columns, kind[:-1]):
-                yield {"text": number} | {key: row[key] for key in row if key != "name"}
-
-    makers: dict[str, Callable] = {
-        "tokens": lambda: parts("tokens"),
-        "words": lambda: parts("words"),
-        "measurements": lambda: of_measurements(results.get("measurements", [results])),
-    }
-    there = [name for name in makers if UNITS.get(name, "perplexity") in results]
+    there = [name for name in (*UNITS, "measurements") if UNITS.get(name, "perplexity") in results]
     of = there[0] if of is None else of
-    if of not in makers:
-        raise ValueError(f"`of` must be one of {', '.join(map(repr, makers))}, got {of!r}.")
+    if of not in (*UNITS, "measurements"):
+        raise ValueError(f"`of` must be one of 'tokens', 'words', 'measurements', got {of!r}.")
     if of not in there:
         asked = {"tokens": "return_token_scores=True", "words": "words=True"}[of]
         raise ValueError(
             f"`results` must have {UNITS[of]} for a table of {of}. Compute them with {asked}."
         )
-    return pandas.DataFrame(list(makers[of]()))
+    if of == "measurements":
+        return pandas.DataFrame(rows_of_measurements(results.get("measurements", [results])))
+    scores = results[UNITS[of]]
+    wholes, begins = [None] * len(scores), [0] * len(scores)
+    if texts is not None:
+        wholes, begins = texts_as_read(results, scores, texts, contexts)
+    rows = []
+    for number, (columns, whole, begin) in enumerate(zip(scores, wholes, begins)):
+        for row in rows_of_parts(ReadText(str(number), whole, begin), columns, of[:-1]):
+            del row["name"]
+            rows.append({"text": number} | row)
+    return pandas.DataFrame(rows)

@@ -7,7 +7,7 @@ import shlex
 from .messages import Progress, program_name, to_stdout
 from .options import BUNDLED_MODEL, as_list, with_hyphens
 from .reading import open_texts
-from .tables import columns_of, format_number
+from .tables import columns_of, format_value
 from .values import without_secrets
 
 MOST_SHOWN = 20
@@ -169,4 +169,4 @@ def written(key: str, value: object) -> str:
         return "none"
     if key != "value":
         return str(value)
-    return ", ".join(format_number(one, 4) for one in as_list(value))
+    return ", ".join(format_value(one, 4) for one in as_list(value))

@@ -9,19 +9,18 @@ import math
 import re
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import zip_longest
 
 from wcwidth import wcswidth, wrap
 
 from .messages import one_line
 
-Cell = Callable[[dict], str]
 NOTHING = "–"
 MINUS = "−"
 WIDTH = 80
-# Minimum widths of columns of text before other columns are hidden.
-LEAST_NAME, LEAST_WRAPPED, LEAST_TEXT = 26, 18, 30
+# Minimum widths of names, of cells that go on in the next line, and of errors.
+LEAST_NAME, LEAST_WRAPPED, LEAST_ERROR = 26, 18, 30
 
 
 @dataclass(frozen=True)
@@ -29,26 +28,33 @@ class Column:
     """A column of a table.
 
     Attributes:
-        cell: formats the cell of a row; empty if the row has no such number.
+        value: the key of its values in the rows, or a function of a row.
+        digits: decimal places of numbers.
+        sign: "+" to write the sign of positive numbers too.
         left: whether it is text.
         wraps: whether long cells go on in the next line; otherwise their middle is left out.
         rank: columns with higher ranks are hidden first if a terminal is too narrow; 0 for never.
-        why_empty: the reason for an empty cell, in a paper.
         legend: a sentence below a table that shows the column.
         only_in_papers: whether a terminal does not show it.
     """
 
     title: str
-    cell: Cell
+    value: str | Callable[[dict], object]
+    digits: int = 2
+    sign: str = ""
     left: bool = False
     wraps: bool = False
     rank: int = 0
-    why_empty: str = "does not apply"
     legend: str = ""
     only_in_papers: bool = False
 
+    def cell(self, row: dict) -> str:
+        """Format the value of a row; empty if the row has none."""
+        value = row.get(self.value, "") if isinstance(self.value, str) else self.value(row)
+        return format_value(value, self.digits, self.sign)
 
-@dataclass(frozen=True)
+
+@dataclass
 class Table:
     """A table without the columns that are empty in all rows.
 
@@ -63,20 +69,9 @@ class Table:
     columns: list[Column]
     lines: list[list[str]]
     errors: dict[int, str]
-    notes: tuple[str, ...] = ()
-    advice: tuple[str, ...] = ()
-    comments: tuple[str, ...] = ()
-
-    @property
-    def below(self) -> list[str]:
-        """The legends of the columns and the notes, each once."""
-        legends = (column.legend for column in self.columns)
-        return [note for note in dict.fromkeys([*legends, *self.notes]) if note]
-
-    def of(self, kept: Sequence[int]) -> "Table":
-        """Return the table of some of the columns."""
-        lines = [[line[n] for n in kept] if len(line) > 1 else line for line in self.lines]
-        return replace(self, columns=[self.columns[n] for n in kept], lines=lines)
+    notes: list[str]
+    advice: Sequence[str] = ()
+    comments: Sequence[str] = ()
 
 
 def tabulate(
@@ -86,52 +81,36 @@ def tabulate(
     advice: Sequence[str] = (),
 ) -> Table:
     """Fill the cells of rows, without the columns that are empty in all of them."""
-    first = columns[0]
-    lines = [
-        [first.cell(row)] if "error" in row else [column.cell(row) for column in columns]
-        for row in rows
+    lines = [[column.cell(row) for column in columns] for row in rows if "error" not in row]
+    kept = [
+        column
+        for n, column in enumerate(columns)
+        if n == 0 or any(line[n] not in ("", NOTHING) for line in lines)
     ]
-    errors = {
-        number: printable(one_line(row["error"]))
-        for number, row in enumerate(rows)
-        if "error" in row
-    }
-    made = Table(list(columns), lines, errors, tuple(notes), tuple(advice))
-    full = [line for line in lines if len(line) > 1]
-    return made.of([n for n in range(len(columns)) if n == 0 or any(line[n] for line in full)])
+    return Table(
+        kept,
+        [[column.cell(row) for column in (kept[:1] if "error" in row else kept)] for row in rows],
+        {n: printable(one_line(row["error"])) for n, row in enumerate(rows) if "error" in row},
+        list(filter(None, dict.fromkeys([*(column.legend for column in kept), *notes]))),
+        advice,
+    )
 
 
 # --- cells ----------------------------------------------------------------------------------------
 
 
-def number(key: str, digits: int = 2) -> Cell:
-    """Return a cell with a number of the result."""
-    return lambda row: format_number(row[key], digits) if key in row else ""
-
-
-def count(key: str) -> Cell:
-    return lambda row: f"{row[key]:,}" if key in row else ""
-
-
-def interval(key: str, digits: int = 2) -> Cell:
-    """Return a cell with an interval of the result."""
-    return lambda row: format_interval(row[key], digits) if key in row else ""
-
-
-def format_number(value: float | None, digits: int = 2) -> str:
+def format_value(value: object, digits: int = 2, sign: str = "") -> str:
+    """Format a number, the bounds of an interval, or a text; a dash for None."""
     if value is None:
         return NOTHING
-    if math.isfinite(value) and abs(value) >= 1e7:
-        return f"{value:.{digits}e}"
-    return f"{value:.{digits}f}"
-
-
-def format_interval(bounds: Sequence[float] | None, digits: int = 2, sign: str = "") -> str:
-    if bounds is None:
-        return NOTHING
-    return " – ".join(
-        f"{bound:{sign}.{digits}f}" if sign else format_number(bound, digits) for bound in bounds
-    )
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, list | tuple):
+        return " – ".join(format_value(bound, digits, sign) for bound in value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    is_large = math.isfinite(value) and abs(value) >= 1e7
+    return f"{value:{sign}.{digits}{'e' if is_large else 'f'}}"
 
 
 def signature_fields(row: dict) -> dict[str, str]:
@@ -161,67 +140,62 @@ def lay_out(
         paint: colours a piece of the table by its role: "title", "number", "error" or a verdict.
     """
     width = width or terminal_width()
-    what, sizes, hidden = fit(what, width)
-    lines = [line_of(what, [c.title for c in what.columns], sizes, paint, is_title=True)]
+    kept, sizes, hidden = fit(what, width)
+
+    def line_of(cells: Sequence[str], is_title: bool = False) -> str:
+        parts = []
+        for n, column in kept.items():
+            if column.wraps and not is_title:
+                parts.append(wrapped(cells[n], sizes[n]) or [""])
+            else:
+                parts.append([shorten(cells[n], sizes[n]) if n == 0 else cells[n]])
+        lines = []
+        for pieces in zip_longest(*parts, fillvalue=""):
+            padded = []
+            for (n, column), piece in zip(kept.items(), pieces):
+                role = "title" if is_title else "number" if column.title == "perplexity" else piece
+                painted = paint(role, piece) if piece else ""
+                gap = " " * (sizes[n] - columns_of(piece))
+                padded.append(painted + gap if column.left else gap + painted)
+            lines.append("  ".join(padded).rstrip())
+        return "\n".join(lines)
+
+    lines = [line_of([column.title for column in what.columns], is_title=True)]
     for place, line in enumerate(what.lines):
         if place in what.errors:
             indent = max(sizes[0], columns_of(line[0])) + 2
-            said = wrapped(what.errors[place], max(width - indent, LEAST_TEXT))
+            said = wrapped(what.errors[place], max(width - indent, LEAST_ERROR))
             text = line[0] + " " * (indent - columns_of(line[0])) + ("\n" + " " * indent).join(said)
             lines.append(paint("error", text))
         else:
-            lines.append(line_of(what, line, sizes, paint))
+            lines.append(line_of(line))
     if hidden:
         hidden = [f"Hidden columns: {', '.join(hidden)} (--format csv shows all)."]
-    below = [*what.below, *what.advice, *hidden]
-    return "\n".join(
-        [*lines, *(paint("", part) for note in below for part in wrapped(note, width))]
-    )
-
-
-def line_of(what: Table, cells: list[str], sizes: list[int], paint, is_title: bool = False) -> str:
-    """Pad and paint the cells of a row; the long ones take several lines."""
-    parts = [
-        wrapped(cell, size) or [""]
-        if column.wraps and not is_title
-        else [shorten(cell, size) if n == 0 else cell]
-        for n, (column, cell, size) in enumerate(zip(what.columns, cells, sizes))
-    ]
-    lines = []
-    for pieces in zip_longest(*parts, fillvalue=""):
-        padded = []
-        for column, piece, size in zip(what.columns, pieces, sizes):
-            gap = " " * (size - columns_of(piece))
-            role = "title" if is_title else "number" if column.title == "perplexity" else piece
-            painted = paint(role, piece) if piece else ""
-            padded.append(painted + gap if column.left else gap + painted)
-        lines.append("  ".join(padded).rstrip())
+    for note in [*what.notes, *what.advice, *hidden]:
+        lines += [paint("", part) for part in wrapped(note, width)]
     return "\n".join(lines)
 
 
-def fit(what: Table, width: int) -> tuple[Table, list[int], list[str]]:
-    """Hide columns until a table fits; return it with the widths of its columns, and hidden titles."""
-    kept = [n for n, column in enumerate(what.columns) if not column.only_in_papers]
-    full = [[c.title for c in what.columns], *(line for line in what.lines if len(line) > 1)]
-    sizes = [max(columns_of(line[n]) for line in full) for n in range(len(what.columns))]
-    sizes[0] = max([sizes[0], *(columns_of(line[0]) for line in what.lines)])
-    least = list(sizes)
-    least[0] = min(sizes[0], LEAST_WRAPPED if what.columns[0].wraps else LEAST_NAME)
-    for n, column in enumerate(what.columns[1:], 1):
-        least[n] = min(sizes[n], LEAST_TEXT) if column.wraps else sizes[n]
+def fit(what: Table, width: int) -> tuple[dict[int, Column], list[int], list[str]]:
+    """Hide columns until a table fits; return the others, all widths, and the hidden titles."""
+    full = [[column.title for column in what.columns]]
+    full += [line for place, line in enumerate(what.lines) if place not in what.errors]
+    wanted = [max(columns_of(line[n]) for line in full) for n in range(len(what.columns))]
+    wanted[0] = max([wanted[0], *(columns_of(line[0]) for line in what.lines)])
+    sizes = [min(size, LEAST_WRAPPED) if c.wraps else size for c, size in zip(what.columns, wanted)]
+    sizes[0] = min(sizes[0], LEAST_NAME)
+    kept = {n: column for n, column in enumerate(what.columns) if not column.only_in_papers}
     hidden = []
-    while sum(least[n] + 2 for n in kept) - 2 > width:
-        worst = max(kept, key=lambda n: what.columns[n].rank)
-        if not what.columns[worst].rank:
+    while (room := width + 2 - sum(sizes[n] + 2 for n in kept)) < 0:
+        worst = max(kept, key=lambda n: kept[n].rank)
+        if not kept[worst].rank:
             break
-        kept.remove(worst)
-        hidden.append(what.columns[worst].title)
-    room = width - sum(least[n] + 2 for n in kept) + 2
+        hidden.append(kept.pop(worst).title)
     for n in kept:  # the columns of text take what is left
-        more = max(0, min(room, sizes[n] - least[n]))
-        least[n] += more
+        more = max(0, min(room, wanted[n] - sizes[n]))
+        sizes[n] += more
         room -= more
-    return what.of(kept), [least[n] for n in kept], hidden
+    return kept, sizes, hidden
 
 
 def wrapped(text: str, width: int) -> list[str]:
@@ -266,27 +240,22 @@ LATEX = {
 BARE_MINUS = re.compile(r"(?<![\w.-])-(?=\.?\d| is lower)")
 
 
-def to_markdown(what: Table | str, title: str = "") -> str:
+def to_markdown(what: Table, title: str = "") -> str:
     """Format a table as Markdown, with its title above and its notes below."""
-    if isinstance(what, str):
-        return "\n\n".join(map(in_markdown, filter(None, [title, what])))
-    what = for_paper(what)
-    rows = [
-        [in_markdown(c) for c in line] for line in ([c.title for c in what.columns], *what.lines)
-    ]
-    sizes = [max(3, *(len(cell) for cell in column)) for column in zip(*rows)]
-    sides = [column.left for column in what.columns]
-    lines = [
-        "| "
-        + " | ".join(c.ljust(n) if left else c.rjust(n) for c, n, left in zip(row, sizes, sides))
-        + " |"
-        for row in rows
-    ]
-    rules = (f":{'-' * (n + 1)}" if left else f"{'-' * (n + 1)}:" for n, left in zip(sizes, sides))
-    body = "\n".join([lines[0], f"|{'|'.join(rules)}|", *lines[1:]])
+    lines, notes = for_paper(what)
+    rows = [[in_markdown(cell) for cell in line] for line in lines]
+    sizes = [max(3, *map(len, column)) for column in zip(*rows)]
+    written = []
+    for row in rows:
+        cells = (
+            cell.ljust(size) if column.left else cell.rjust(size)
+            for column, cell, size in zip(what.columns, row, sizes)
+        )
+        written.append(f"| {' | '.join(cells)} |")
+    rules = [f":{'-' * n}-" if c.left else f"-{'-' * n}:" for c, n in zip(what.columns, sizes)]
+    body = "\n".join([written[0], f"|{'|'.join(rules)}|", *written[1:]])
     comments = "\n".join(f"<!-- {line.replace('--', '- -')} -->" for line in what.comments)
-    notes = map(in_markdown, what.below)
-    return "\n\n".join(filter(None, [in_markdown(title), body, *notes, comments]))
+    return "\n\n".join(filter(None, [in_markdown(title), body, *map(in_markdown, notes), comments]))
 
 
 def in_markdown(text: str) -> str:
@@ -294,16 +263,11 @@ def in_markdown(text: str) -> str:
     return re.sub(r"([\\`*_<>\[\]|~&$])", r"\\\1", text)
 
 
-def to_latex(what: Table | str, title: str = "") -> str:
+def to_latex(what: Table, title: str = "") -> str:
     """Format a table as LaTeX with the package booktabs, with its notes in the caption."""
-    title = f"{title}." if title else ""
-    if isinstance(what, str):
-        return in_latex(" ".join(filter(None, [title, what])))
-    what = for_paper(what)
-    head, *body = [
-        " & ".join(map(in_latex, line)) for line in ([c.title for c in what.columns], *what.lines)
-    ]
-    caption = " ".join(map(in_latex, filter(None, [title, *what.below])))
+    lines, notes = for_paper(what)
+    head, *body = [" & ".join(map(in_latex, line)) for line in lines]
+    caption = " ".join(map(in_latex, [f"{title}.", *notes] if title else notes))
     return "\n".join(
         [
             *(f"% {line}" for line in what.comments),
@@ -327,27 +291,23 @@ def in_latex(text: str) -> str:
     return "".join(LATEX.get(sign, sign) for sign in text.replace("--", "-\0-")).replace("\0", "{}")
 
 
-def for_paper(what: Table) -> Table:
-    """Fill empty cells with dashes, add their reasons as notes, and use true minus signs."""
-    lines, empty = [], {}
+def for_paper(what: Table) -> tuple[list[list[str]], list[str]]:
+    """Return titles and cells, with dashes in the empty ones and true minus signs, and the notes."""
+    lines, of_error = [[column.title for column in what.columns]], {}
     for place, line in enumerate(what.lines):
         if place in what.errors:
-            lines.append([line[0], *[NOTHING] * (len(what.columns) - 1)])
-            continue
-        for column, cell in zip(what.columns, line):
-            if cell in ("", NOTHING) and column.why_empty:
-                empty[column.title] = column.why_empty
+            of_error.setdefault(what.errors[place], []).append(line[0])
+            line = [line[0]] + [""] * (len(what.columns) - 1)
         lines.append(
-            [c if col.left else with_minus(c or NOTHING) for col, c in zip(what.columns, line)]
+            [
+                cell if column.left and cell else with_minus(cell or NOTHING)
+                for column, cell in zip(what.columns, line)
+            ]
         )
-    reasons = [f"{NOTHING} under {title or 'no title'}: {why}." for title, why in empty.items()]
-    of_error: dict[str, list[str]] = {}
-    for place, error in what.errors.items():
-        of_error.setdefault(error, []).append(what.lines[place][0])
-    reasons += [f"{NOTHING} in {'; '.join(names)}: {error}" for error, names in of_error.items()]
-    notes = dict.fromkeys(map(with_minus, [*what.below, *reasons]))
-    columns = [replace(column, legend="") for column in what.columns]
-    return replace(what, columns=columns, lines=lines, errors={}, notes=tuple(notes))
+    notes = [*what.notes, *(f"{NOTHING} in {'; '.join(of)}: {why}" for why, of in of_error.items())]
+    if any(NOTHING in line for line in lines) and not any(note[0] == NOTHING for note in notes):
+        notes.append(f"{NOTHING}: does not apply, or too little text.")
+    return lines, list(map(with_minus, notes))
 
 
 def with_minus(text: str) -> str:
