@@ -24,8 +24,8 @@ from .engines.sources import (
 from .errors import ArgumentError, Wording
 from .models.interface import EngineModel, ScoredModel
 from .models.states import StateReader
-from .plan.chats import separate_chats
 from .plan.measurement import Columns, Measurement
+from .plan.parts import separate_chats
 from .plan.settings import Corpus, own_window, plan_settings
 from .plan.tokenization import Chat, Range
 from .plan.windows import ContextLimit

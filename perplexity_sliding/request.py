@@ -19,8 +19,8 @@ from .digests import TextsDigest
 from .engines.sources import ModelSource, ReferenceSource, check_model_source, check_reference
 from .errors import ArgumentError, ArgumentTypeError, Wording
 from .plan.measurement import Measurement
-from .plan.parts import check_alone, check_beside_reference, check_parts
-from .plan.tokenization import Chat, Parts
+from .plan.parts import Parts, check_parts
+from .plan.tokenization import Chat
 from .results.report import Extras
 from .results.words import check_words
 from .scoring.measures import TOKEN_MEASURES, TOP, Measure, token_measures
@@ -189,19 +189,19 @@ def check_word_arguments(
 
 def check_combinations(given: Mapping, parts: Parts | None) -> None:
     """Refuse arguments that exclude each other."""
-    if given["reference"] is not None:
-        if given["carry"]:
-            raise ArgumentError(
-                "carry",
-                "be left out with a reference",
-                advice="Make a separate call for each model.",
-            )
-        check_beside_reference(given["words"])
-    of_whole_texts = {
-        "context_lengths": given["context_lengths"],
-        "carry": given["carry"] or None,
-    }
-    check_alone(of_whole_texts, parts, given["words"])
+    for name, is_given in (("carry", given["carry"]), ("words", given["words"] is not False)):
+        if is_given and given["reference"] is not None:
+            advice = "Make a separate call for each model."
+            raise ArgumentError(name, "be left out with a reference", advice=advice)
+    if parts is not None or given["words"] is not False:
+        beside = "`words`" if parts is None else parts.describe()
+        for name in ("context_lengths", "carry"):
+            if given[name]:
+                raise ArgumentError(
+                    name,
+                    f"be left out with {beside}: it requires whole texts",
+                    advice="Make a separate call for each.",
+                )
 
 
 def check_token_columns(return_token_scores: object) -> Sequence[str]:

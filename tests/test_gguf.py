@@ -231,15 +231,15 @@ def test_a_tokenizer_that_the_file_alone_cannot_give(monkeypatch, tmp_path):
     with monkeypatch.context() as missing:
         missing.setattr(importlib.util, "find_spec", lambda name: None)
         with pytest.raises(ValueError, match="pip install gguf"):
-            own_tokenizer(str(path), {}, "model_id")
+            own_tokenizer(str(path), "model_id")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
     with pytest.raises(ValueError, match=r"`model_id` must be a GGUF file .* got '.*bad\.gguf'"):
-        own_tokenizer(str(path), {}, "model_id")
+        own_tokenizer(str(path), "model_id")
 
 
 @needs_llama_cpp
 @pytest.mark.parametrize("given", [True, False])
-@pytest.mark.parametrize("kept", [0, 100, 20_000, -1000])
+@pytest.mark.parametrize("kept", [100, -1000])
 def test_damaged_file(metric, files, tmp_path, demo, given, kept):
     """Cut short anywhere, its own name is in the error, whoever makes the tokenizer."""
     (tmp_path / "bad.gguf").write_bytes(Path(files["F32"]).read_bytes()[:kept])

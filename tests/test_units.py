@@ -4,7 +4,7 @@ import math
 import re
 
 import pytest
-from models import CONTEXT, SlowTokenizer, make_byte_tokenizer, make_model, random_text
+from models import SlowTokenizer, make_model, random_text
 
 WIKITEXT = [
     " \n = Actors = \n \n The actors ' guild 's co @-@ stars ( 1 @,@ 000 % ) said , \" yes . \" \n",
@@ -128,26 +128,6 @@ def test_without_offsets_unscored_tokens_count_as_average_ones(measure):
     assert result["bits_per_byte"] == pytest.approx(per_byte / math.log(2))
 
 
-def test_a_long_text_of_which_little_is_scored_keeps_its_own_rate(measure):
-    """With bytes of very different tokens, the rate of the whole is not that of the head."""
-    long_words = " ".join(["w5555555555"] * (5 * CONTEXT))
-    text = f"{random_text(CONTEXT)} {long_words}"
-    head = measure([random_text(CONTEXT)], protocol="stock")
-    whole = measure([text], protocol="stock")
-    assert whole["bits_per_byte"] == pytest.approx(head["bits_per_byte"], rel=0.1)
-    assert whole["scored_share"] == pytest.approx((CONTEXT - 1) / (6 * CONTEXT))
-
-
-def test_every_token_of_a_byte_level_tokenizer_is_a_byte(measure):
-    tokenizer = make_byte_tokenizer()
-    model = make_model("gpt2", vocab_size=len(tokenizer)).double()
-    text = "A plain sentence of some bytes, é."
-    result = measure([text], model=model, tokenizer=tokenizer, protocol="gptq")
-    assert result["bits_per_byte"] == pytest.approx(
-        result["total_nll"] / result["num_tokens"] / math.log(2)
-    )
-
-
 # ---- a start token in the text
 
 
@@ -215,13 +195,6 @@ def test_lm_evals_wikitext_task(measure, metric):
     assert result["bits_per_byte"] * num_bytes / num_original == pytest.approx(
         bits_per_byte([items["bits_per_byte"] for items in printed])
     )
-
-
-def test_megatrons_row_has_its_detokeniser_and_its_count(metric):
-    """`len(text.strip().split(" "))`, before detokenising: line ends are words."""
-    row = metric.protocols["megatron"]
-    assert row.detokenize("the actors ' guild ( a ) \n") == "the actors' guild (a)\n"
-    assert row.count_words(" = A = \n \n b c \n") == 7
 
 
 # ---- several measurements, and shards

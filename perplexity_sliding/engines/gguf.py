@@ -42,11 +42,7 @@ def is_gguf(model_id: object) -> bool:
 
 @cache
 def load_library(argument: str) -> ModuleType:
-    """Import llama-cpp-python, and silence its log.
-
-    Raises:
-        ValueError: it is not installed.
-    """
+    """Import llama-cpp-python, and silence its log."""
     try:
         import llama_cpp
     except ImportError:
@@ -102,14 +98,12 @@ class GGUFModel(EngineModel):
         self._free: Callable[[], object] = lambda: None
         params = self.library.llama_model_default_params()
         unknown = set_fields(params, self.settings)
-        context_params = self.library.llama_context_default_params()
-        unknown &= set_fields(context_params, self.settings)
+        unknown &= set_fields(self.library.llama_context_default_params(), self.settings)
         if unknown:
-            raise ValueError(
-                Wording(
-                    "`model_kwargs` of a GGUF file must contain settings of llama.cpp, such as "
-                    f"n_gpu_layers, n_threads, type_k, got {sorted(unknown)[0]!r}."
-                )
+            raise ArgumentError(
+                "model_kwargs",
+                "contain settings of llama.cpp with a GGUF file, such as n_gpu_layers, n_threads, type_k",
+                got=repr(sorted(unknown)[0]),
             )
         self._model = self.library.llama_model_load_from_file(path.encode(), params)
         if not self._model:
@@ -264,17 +258,12 @@ class GGUFModel(EngineModel):
 
 
 def make_tokenizer(path: str, argument: str) -> PreTrainedTokenizerBase:
-    """Build the tokenizer of a GGUF file with transformers.
-
-    Raises:
-        ValueError: the package gguf is not installed, or transformers makes none.
-    """
+    """Build the tokenizer of a GGUF file with transformers."""
     if importlib.util.find_spec("gguf") is None:
-        raise ValueError(
-            Wording(
-                "The tokenizer of a GGUF file requires the package gguf: pip install gguf, or "
-                "pass the tokenizer of the original model."
-            )
+        raise ArgumentError(
+            "tokenizer",
+            "be that of the original model, or made from the GGUF file by the package gguf: pip install "
+            "gguf",
         )
     folder, file = os.path.split(os.path.abspath(path))
     try:
@@ -296,12 +285,8 @@ def check_vocabulary(model: GGUFModel, path: str) -> None:
     has are padding.  Sentencepiece and llama.cpp write spaces as ▁ or as they are.
     """
     given = {token: text for text, token in model.tokenizer.get_vocab().items()}
-    added = model.tokenizer.get_added_vocab().values()
-    own = {
-        t: text
-        for t, text in model.tokens().items()
-        if t not in added and isinstance(given.get(t), str)
-    }
+    common = given.keys() - set(model.tokenizer.get_added_vocab().values())
+    own = {token: text for token, text in model.tokens().items() if token in common}
     others = [t for t in own if given[t].replace("\u2581", " ") != own[t].replace("\u2581", " ")]
     if others:
         first = others[0]

@@ -38,33 +38,25 @@ REQUESTS_AT_A_TIME = 8
 
 
 class Source(Protocol):
-    """A source of the values of tokens: a server, or an engine in this process."""
+    """A source of the values of tokens: a server, or an engine in this process.
+
+    `values` raises an AnswerError or a ServerError where there are none; `values_of_all` yields the
+    number of each request with its values or AnswerError, as answers arrive; `tokenize` returns the
+    engine's own token ids, or None.
+    """
 
     @property
     def api(self) -> LogprobsAPI: ...
 
-    def connected(self) -> AbstractContextManager:
-        """Keep connections open within the context."""
-        ...
+    def connected(self) -> AbstractContextManager: ...
 
-    def values(self, prompts: Sequence[Prompt], num_likeliest: int = 0) -> list[TokenValues]:
-        """Request the values of prompts.
-
-        Raises:
-            AnswerError: the answer does not contain them.
-            ServerError: there is no answer.
-        """
-        ...
+    def values(self, prompts: Sequence[Prompt], num_likeliest: int = 0) -> list[TokenValues]: ...
 
     def values_of_all(
         self, requests: Iterable[Sequence[Prompt]], num_likeliest: int
-    ) -> Iterator[tuple[int, Sequence[TokenValues] | AnswerError]]:
-        """Send several requests; yield (number, values or error) as answers arrive."""
-        ...
+    ) -> Iterator[tuple[int, Sequence[TokenValues] | AnswerError]]: ...
 
-    def tokenize(self, text: str) -> list[int] | None:
-        """Return the engine's own token ids of a text; None if unavailable."""
-        ...
+    def tokenize(self, text: str) -> list[int] | None: ...
 
 
 @dataclass(frozen=True)
@@ -134,9 +126,6 @@ class ServedModel(EngineModel):
         """Test the model, unless it is the model that was tested before.
 
         The prompts are as long as the probe text, or half as long until the server accepts them.
-
-        Raises:
-            ValueError: its values are inconsistent.
         """
         if hasattr(self, "identity") and self.identity.is_of(self.source):
             return
@@ -172,11 +161,7 @@ class ServedModel(EngineModel):
         return self.source.tokenize(text)
 
     def check_same(self) -> None:
-        """Check that the server still runs the same model.
-
-        Raises:
-            ValueError: it runs another one.
-        """
+        """Check that the server still runs the same model."""
         if not self.identity.is_of(self.source):
             raise changed_model(self.description)
 
@@ -293,19 +278,9 @@ def is_vllm(model: object) -> bool:
 
 
 def adopt_vllm(
-    engine: Any,
-    tokenizer: PreTrainedTokenizerBase,
-    argument: str = "model",
-    tokenizer_argument: str = "tokenizer",
+    engine: Any, tokenizer: PreTrainedTokenizerBase, argument: str, tokenizer_argument: str
 ) -> ServedModel:
-    """Adopt a live `vllm.LLM`.
-
-    Args:
-        argument, tokenizer_argument: names of the arguments, for errors.
-
-    Raises:
-        ValueError: it is not a generative model, or the tokenizer is invalid.
-    """
+    """Adopt a live `vllm.LLM`; the names of the arguments are for errors."""
     import vllm
 
     check_tokenizer(tokenizer, tokenizer_argument)
@@ -387,10 +362,10 @@ class EngineSource:
         """Read answers as values of prompts that include the forced token, which thus has a rank."""
         choices, whole = [], []
         for number, (output, prompt) in enumerate(zip(outputs, prompts)):
-            entries, ids = output.prompt_logprobs, prompt.ids
-            if entries is not None and prompt.forced is not None:
+            entries, ids = list(output.prompt_logprobs or ()), prompt.ids
+            if prompt.forced is not None:
                 entries, ids = [*entries, *output.outputs[0].logprobs], [*ids, prompt.forced]
-            named = entries and [
+            named = [
                 entry and {str(t): {"logprob": f.logprob, "rank": f.rank} for t, f in entry.items()}
                 for entry in entries
             ]

@@ -57,11 +57,7 @@ class ServerSettings(NamedTuple):
 
 
 def check_settings(model_kwargs: dict) -> ServerSettings:
-    """Check `model_kwargs` of a served model.
-
-    Raises:
-        ValueError: one of them is unknown or invalid.
-    """
+    """Check `model_kwargs` of a served model."""
     unknown = sorted(set(model_kwargs) - set(ServerSettings._fields))
     if unknown:
         raise ArgumentError(
@@ -97,9 +93,6 @@ class Server:
         api: its API; set by `open_served`, as is the next.
         served_name: name of the model on the server.
         has_answered: whether it has ever returned values, so that waiting for it makes sense.
-
-    Raises:
-        ValueError: the key is not valid in an HTTP header.
     """
 
     api: LogprobsAPI

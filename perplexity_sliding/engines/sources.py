@@ -5,7 +5,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from os import PathLike
 from typing import Any
 
@@ -255,8 +255,10 @@ class WithoutAdapter(LanguageModel):
         if not layers or merged:
             why = ", but it is merged into the weights: call unmerge_adapter() first"
             raise ValueError(
-                f"reference={cls.variant!r} requires a model with an adapter, got "
-                f"{type(model.model or model).__name__}{why if merged else ' without'}."
+                Wording(
+                    f"`reference={cls.variant!r}` requires a model with an adapter, got "
+                    f"{type(model.model or model).__name__}{why if merged else ' without'}."
+                )
             )
 
     @contextmanager
@@ -331,10 +333,8 @@ def in_use_together(models: Sequence[ScoredModel]) -> Iterator[None]:
 
 def smallest_limit(models: Sequence[ScoredModel]) -> ContextLimit:
     """Return the limit that all models share."""
-    lengths = [model.limit.length for model in models if model.limit.length is not None]
-    tables = [model.limit.table for model in models if model.limit.table is not None]
-    readable = [model.limit.readable for model in models if model.limit.readable is not None]
-    return ContextLimit(*(min(limits, default=None) for limits in (lengths, tables, readable)))
+    fields = zip(*(astuple(model.limit) for model in models))
+    return ContextLimit(*(min(filter(None, limits), default=None) for limits in fields))
 
 
 def read_alike(model: ScoredModel, reference: ScoredModel, pairs: Sequence[tuple]) -> bool:
@@ -350,9 +350,7 @@ def read_alike(model: ScoredModel, reference: ScoredModel, pairs: Sequence[tuple
         return False
     for measurement, other in pairs:
         streams = zip(measurement.streams, other.streams)
-        if not all(
-            np.array_equal(stream.ids, of_reference.ids) for stream, of_reference in streams
-        ):
+        if not all(np.array_equal(stream.ids, its.ids) for stream, its in streams):
             return False
     for measurement, other in pairs:
         if measurement.plan != other.plan:
@@ -361,10 +359,8 @@ def read_alike(model: ScoredModel, reference: ScoredModel, pairs: Sequence[tuple
                 "reference",
                 "have the start token of the model",
                 got=f"{starts[1]} and {starts[0]}",
-                advice=(
-                    "Pass `add_start_token=False`, or the model's tokenizer as "
-                    "`reference['tokenizer']`."
-                ),
+                advice="Pass `add_start_token=False`, or the model's tokenizer as "
+                "`reference['tokenizer']`.",
             )
     return True
 
@@ -388,11 +384,7 @@ def same_vocabulary(
 
 
 def compare_tokenizers(model: EngineModel, texts: Sequence[str]) -> None:
-    """Warn about an engine whose own tokenizer segments texts differently.
-
-    An engine that reads ids accepts those of any tokenizer, but other users of the engine get
-    different numbers.
-    """
+    """Warn about an engine, which reads any ids, whose own tokenizer segments texts differently."""
     text = "\n".join(texts)[:MOST_CHARACTERS]
     own = model.tokenize(text)
     if own is None:

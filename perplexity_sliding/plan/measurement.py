@@ -10,7 +10,8 @@ from itertools import chain
 
 import numpy as np
 
-from .tokenization import Parts, TokenizedText
+from .parts import Parts
+from .tokenization import TokenizedText
 from .windows import Plan, Window
 
 # Scores of a pass by name: arrays with one value, or one row of values, per target.

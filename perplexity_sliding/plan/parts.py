@@ -1,24 +1,29 @@
 """Texts that are scored in part: after a context, in given spans, or the assistant's turns of a chat.
 
 The whole text is tokenized and read; its `ScoredPart` lists the tokens to score.  `boundary` decides
-about tokens that span the edge of a scored part.
+about tokens that span the edge of a scored part.  The tokenizer's template formats chats.
 """
 
+import json
+import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
+from tokenizers import Regex, Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from ..arguments import check_contexts, check_spans
-from ..errors import ArgumentError, Wording, name_positions
+from ..digests import as_json, digest_of
+from ..errors import ArgumentError, ArgumentTypeError, TextsError, Wording, name_positions
 from ..layouts import runs_together
 from ..protocols import Protocol
-from .chats import without_ends_of_turns, write_chats
 from .tokenization import (
     Chat,
-    Parts,
     Range,
     ScoredPart,
     TokenizedText,
@@ -30,6 +35,79 @@ from .tokenization import (
     tokenize_each,
 )
 from .windows import Plan, Window, last_window, restrict_windows
+
+# Marks the model's output in a template.
+GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
+# A tokenizer whose tokens are characters.
+CHARACTERS = Tokenizer(WordLevel({"": 0}, unk_token=""))
+CHARACTERS.pre_tokenizer = Split(Regex(r"[\s\S]"), "isolated")
+# Writes two characters; the line then ends for the template that follows, but not in the text.
+TWO_BEFORE = "{% if true %}**{% endif %}\n"
+HOW_TO_MARK = "Mark the assistant's turns in the template with {% generation %}"
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The scored parts of the texts: exactly one of contexts, spans and chats is given.
+
+    Attributes:
+        contexts: context that is read before each text.
+        spans: half-open ranges of the scored characters of each text.
+        chats: messages to score instead of texts; only the assistant's are scored.
+        written: the chats as formatted by another model's template, and their scored spans.
+        template: digest of the template that formats chats; empty until it is known.
+        boundary: treatment of a token that spans the edge of a scored part.  "joint": score the
+            whole token.  "separate": no token does, because context and text are tokenized separately.
+    """
+
+    contexts: Sequence[str] | None = None
+    spans: Sequence[Sequence[Range]] | None = None
+    chats: Sequence[Chat] | None = None
+    written: tuple[Sequence[str], Sequence[Sequence[Range]]] | None = None
+    boundary: str = "joint"
+    template: str = ""
+
+    def describe(self) -> str:
+        """Return the kind of parts."""
+        if self.chats is not None:
+            return "messages"
+        return "texts after `contexts`" if self.spans is None else "`score_spans`"
+
+    def fields(self) -> dict[str, str]:
+        """Return the fields of the signature."""
+        kinds = {"given": self.contexts, "spans": self.spans, "messages": self.chats}
+        [kind] = [name for name, values in kinds.items() if values is not None]
+        template = {"template": self.template} if self.template else {}
+        return {"context": kind, **template, "boundary": self.boundary}
+
+    def formatted_by(self, tokenizer: PreTrainedTokenizerBase) -> "Parts":
+        """Return the parts with the digest of the template that formats chats, unless they are written."""
+        if self.chats is None or self.written is not None:
+            return self
+        return replace(self, template=digest_of(getattr(tokenizer, "chat_template", None)))
+
+    def describe_texts(self, texts: Sequence[str]) -> list[str]:
+        """Describe each text and its scored part on one line."""
+        if self.chats is not None:
+            return [as_json([dict(message) for message in chat]) for chat in self.chats]
+        return [
+            json.dumps([part, text]) for part, text in zip(self.contexts or self.spans or (), texts)
+        ]
+
+    def as_read(self, texts: Sequence[str], streams: Sequence[TokenizedText]) -> "Parts":
+        """Return the parts for a second model, which must read the same text as the first.
+
+        Its own chat template could produce a different text.
+
+        Args:
+            texts, streams: result of `read_parts` for the first model.
+        """
+        if self.chats is None:
+            return self
+        spans = [
+            [span for span in stream.scored_part.spans if span[0] < span[1]] for stream in streams
+        ]
+        return replace(self, written=(texts, spans))
 
 
 def check_parts(
@@ -44,30 +122,14 @@ def check_parts(
     names = [name for name, value in given.items() if value is not None]
     if len(names) > 1:
         raise ValueError(f"{names[0]} must be left out with {names[1]}, got both.")
+    if boundary != "joint" and contexts is None:
+        raise ArgumentError("boundary", "be left out without `contexts`", got=repr(boundary))
     if not names:
-        if boundary != "joint":
-            raise ArgumentError(
-                "boundary", "be left out without `contexts` or `score_spans`", got=repr(boundary)
-            )
         return None
-    if boundary == "separate" and contexts is None:
-        raise ArgumentError(
-            "boundary",
-            f"be 'joint' with {names[0]}",
-            got=repr(boundary),
-            why="only a context can be tokenized separately",
-        )
     contexts = check_contexts(contexts, len(texts))
     spans = check_spans("score_spans", score_spans, texts)
-    if contexts is not None:
-        warn_of_joins(contexts, texts)
-    return Parts(contexts, spans, chats, boundary=boundary)
-
-
-def warn_of_joins(contexts: Sequence[str], texts: Sequence[str]) -> None:
-    """Warn about texts that run together with their contexts."""
-    joined = [n for n, pair in enumerate(zip(contexts, texts)) if runs_together(*pair)]
-    if joined:
+    joined = [n for n, pair in enumerate(zip(contexts or (), texts)) if runs_together(*pair)]
+    if contexts is not None and joined:
         first = contexts[joined[0]][-10:] + texts[joined[0]][:10]
         warnings.warn(
             Wording(
@@ -76,30 +138,7 @@ def warn_of_joins(contexts: Sequence[str], texts: Sequence[str]) -> None:
             ),
             stacklevel=2,
         )
-
-
-def check_alone(arguments: Mapping[str, object], parts: Parts | None, words: object) -> None:
-    """Check that arguments for whole texts are left out if parts or words are scored.
-
-    Args:
-        arguments: arguments for whole texts, by name; None if not given.
-    """
-    given = [name for name, value in arguments.items() if value is not None]
-    if given and not (parts is None and words is False):
-        name = "`words`" if parts is None else parts.describe()
-        raise ArgumentError(
-            f"{given[0]}",
-            f"be left out with {name}: it requires whole texts",
-            advice="Make a separate call for each.",
-        )
-
-
-def check_beside_reference(words: object) -> None:
-    """Check that arguments are supported in a comparison of two models."""
-    if words is not False:
-        raise ArgumentError(
-            "words", "be left out with a reference", advice="Make a separate call for each model."
-        )
+    return Parts(contexts, spans, chats, boundary=boundary)
 
 
 def read_parts(
@@ -110,56 +149,32 @@ def read_parts(
     Raises:
         ValueError: the tokenizer returns no offsets, or a part has no token to score.
     """
+    whole = list(texts)
     if parts.written is not None:
         whole, streams = list(parts.written[0]), read_spans(tokenizer, *parts.written)
     elif parts.chats is not None:
         whole, streams = read_chats(tokenizer, parts.chats)
-    elif parts.contexts is not None:
-        whole = [context + text for context, text in zip(parts.contexts, texts)]
-        streams = read_after_contexts(parts.contexts, parts.boundary, tokenizer, texts, protocol)
+    elif parts.contexts is None:
+        streams = read_spans(tokenizer, whole, parts.spans or ())
     else:
-        whole, streams = list(texts), read_spans(tokenizer, texts, parts.spans or ())
+        whole = [context + text for context, text in zip(parts.contexts, texts)]
+        if protocol.pairs == "by lengths":
+            streams = cut_by_lengths(tokenizer, parts.contexts, whole, protocol)
+        elif parts.boundary == "separate":
+            streams = tokenize_apart(tokenizer, parts.contexts, texts)
+        else:
+            spans = [[(len(context), len(pair))] for context, pair in zip(parts.contexts, whole)]
+            streams = read_spans(tokenizer, whole, spans)
     check_scored(streams, protocol)
     if parts.boundary == "joint":
         warn_of_spanning(whole, streams)
     return whole, streams
 
 
-def read_chats(
-    tokenizer: PreTrainedTokenizerBase, chats: Sequence[Chat]
-) -> tuple[list[str], list[TokenizedText]]:
-    """Apply the tokenizer's chat template and tokenize the chats; the assistant is scored."""
-    check_fast(tokenizer)
-    whole, spans = write_chats(tokenizer, chats)
-    streams = read_spans(tokenizer, whole, spans)
-    return whole, without_ends_of_turns(whole, streams, chats, special_ids(tokenizer))
-
-
-def read_after_contexts(
-    contexts: Sequence[str],
-    boundary: str,
-    tokenizer: PreTrainedTokenizerBase,
-    texts: Sequence[str],
-    protocol: Protocol,
-) -> list[TokenizedText]:
-    """Tokenize texts after their contexts, according to the protocol and the boundary."""
-    if protocol.pairs == "by lengths":
-        return cut_by_lengths(tokenizer, contexts, texts, protocol)
-    if boundary == "separate":
-        return tokenize_apart(tokenizer, contexts, texts)
-    whole = [context + text for context, text in zip(contexts, texts)]
-    spans = [[(len(context), len(pair))] for context, pair in zip(contexts, whole)]
-    return read_spans(tokenizer, whole, spans)
-
-
 def read_spans(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], spans: Sequence[Sequence[Range]]
 ) -> list[TokenizedText]:
-    """Tokenize texts and find the tokens of the scored spans; a token partly in a span is scored.
-
-    Raises:
-        ValueError: the tokenizer returns no offsets.
-    """
+    """Tokenize texts and find the tokens of the scored spans; a token partly in a span is scored."""
     check_fast(tokenizer)
     streams = tokenize(tokenizer, list(texts), with_offsets=True)
     return [
@@ -198,9 +213,8 @@ def tokenize_apart(
     streams = []
     for context, text, *pair in zip(contexts, texts, before, after):
         stream = concatenate(pair, [context, text])
-        part = ScoredPart(
-            ((len(pair[0]), len(stream)),), ((len(context), len(context) + len(text)),), ("",)
-        )
+        span = len(context), len(context) + len(text)
+        part = ScoredPart(((len(pair[0]), len(stream)),), (span,), ("",))
         streams.append(replace(stream, part=part))
     return streams
 
@@ -208,7 +222,7 @@ def tokenize_apart(
 def cut_by_lengths(
     tokenizer: PreTrainedTokenizerBase,
     contexts: Sequence[str],
-    texts: Sequence[str],
+    whole: Sequence[str],
     protocol: Protocol,
 ) -> list[TokenizedText]:
     """Tokenize as lm-evaluation-harness does for `loglikelihood(context, continuation)`.
@@ -216,8 +230,10 @@ def cut_by_lengths(
     White space at the end of a context moves to the text.  The context has the tokens that it has alone,
     and the text those of both together, from as many on.  An empty context is the start token, or an
     equal first token.
+
+    Args:
+        whole: contexts and texts together.
     """
-    whole = [context + text for context, text in zip(contexts, texts)]
     cut = [context.rstrip() for context in contexts]
     start_id = start_token_id(tokenizer, protocol.start_is)
     encodings = [protocol.encoding if context else "plain" for context in contexts]
@@ -226,37 +242,31 @@ def cut_by_lengths(
         tokenize_each(tokenizer, cut, encodings, with_offsets=True),
     )
     streams = []
-    for number, (stream, alone) in enumerate(pairs):
-        if contexts[number]:
-            first, stream = len(alone), alone.followed_by(stream)
-        else:
-            first = int(stream.ids[:1].tolist() == [start_id])
+    for context, text, (stream, alone) in zip(contexts, whole, pairs):
+        first = int(stream.ids[:1].tolist() == [start_id])
+        if context:
+            first = len(alone)
+            stream = concatenate([alone, stream.after(first)], ["", ""])
         targets = ((first, len(stream)),) if first < len(stream) else ()
-        part = ScoredPart(targets, ((len(contexts[number]), len(whole[number])),), ("",))
+        part = ScoredPart(targets, ((len(context), len(text)),), ("",))
         streams.append(replace(stream, part=part))
     return streams
 
 
 def check_scored(streams: Sequence[TokenizedText], protocol: Protocol) -> None:
-    """Check that each text has a token to score."""
     empty = [number for number, stream in enumerate(streams) if not stream.scored_part.num_targets]
-    if empty and protocol.pairs == "by lengths":
-        raise ArgumentError(
-            "predictions",
-            "have more tokens together with their contexts than these have alone with "
-            f"`protocol={protocol.name!r}`",
-            got="none",
-            positions=empty,
-            why="a token spans the join",
-            advice="Pass `protocol='sliding'`, which separates them by characters.",
-        )
     if empty:
+        why, advice = "", "Remove them."
+        if protocol.pairs == "by lengths":
+            why = "a token spans the join, or a text is empty"
+            advice = "Pass `protocol='sliding'`, which separates them by characters."
         raise ArgumentError(
             "predictions",
             "have at least 1 token in the scored part",
             got="none",
             positions=empty,
-            advice="Remove them.",
+            why=why,
+            advice=advice,
         )
 
 
@@ -278,6 +288,235 @@ def warn_of_spanning(texts: Sequence[str], streams: Sequence[TokenizedText]) -> 
         ),
         stacklevel=2,
     )
+
+
+# --- chats ----------------------------------------------------------------------------------------
+
+
+def separate_chats(predictions: Any) -> tuple[Any, list[Chat] | None]:
+    """Separate chats from texts.
+
+    Returns:
+        the texts, or the assistant's messages of each chat; and the chats, or None.
+
+    Raises:
+        ValueError: there are both texts and chats, or a message is invalid.
+    """
+    if isinstance(predictions, str) or not isinstance(predictions, Sequence):
+        return predictions, None
+    rows = [value[0] if is_chat(value) else value for value in predictions]
+    if any(isinstance(row, Mapping) and "generated_text" in row for row in rows):
+        raise ArgumentTypeError(
+            "predictions",
+            "be a list of strings or of chats",
+            got="what a pipeline returns",
+            advice="Pass [row[0]['generated_text'] for row in outputs].",
+        )
+    chats = [value for value in predictions if is_chat(value)]
+    if not chats:
+        return predictions, None
+    if len(chats) < len(predictions):
+        raise ArgumentError(
+            "predictions",
+            "be either texts or chats, all in one call",
+            got=f"{len(chats)} chats and {len(predictions) - len(chats)} texts",
+        )
+    for number, chat in enumerate(chats):
+        for turn, message in enumerate(chat):
+            role, content = message.get("role"), message.get("content")
+            if not isinstance(role, str) or not isinstance(content, str):
+                raise TextsError(
+                    "predictions",
+                    "be chats of messages with a role and a text",
+                    got=f"the role {role!r} and the content {content!r:.60} in message {turn}",
+                    advice="Join parts of a content; pass '' for a turn without words.",
+                    positions=[number],
+                )
+    spoken = ([m["content"] for m in chat if m["role"] == "assistant"] for chat in chats)
+    return ["\n".join(replies) for replies in spoken], chats
+
+
+def is_chat(value: object) -> bool:
+    """Return whether a value is a list of messages."""
+    return (
+        not isinstance(value, str)
+        and isinstance(value, Sequence)
+        and len(value) > 0
+        and all(isinstance(message, Mapping) for message in value)
+    )
+
+
+def read_chats(
+    tokenizer: PreTrainedTokenizerBase, chats: Sequence[Chat]
+) -> tuple[list[str], list[TokenizedText]]:
+    """Format chats with the tokenizer's template and tokenize them; the assistant's turns are scored.
+
+    The special tokens that end a turn are scored, but are not part of the assistant's words.
+
+    Raises:
+        ValueError: the tokenizer has no template, the template fails on a chat or does not format it as
+            a continuation of its beginning, or the assistant has no words in a chat.
+    """
+    check_fast(tokenizer)
+    template = getattr(tokenizer, "chat_template", None)
+    if not template:
+        raise ArgumentError(
+            "predictions",
+            "be texts, because the tokenizer has no chat template",
+            got="chats",
+            advice="Use a model with a template, set the tokenizer's attribute `chat_template`, or pass "
+            "texts and `contexts`.",
+        )
+    unspoken = [n for n, chat in enumerate(chats) if all(m["role"] != "assistant" for m in chat)]
+    if unspoken:
+        raise TextsError(
+            "predictions",
+            "be chats with a message of the role 'assistant', which is scored",
+            got="none",
+            positions=unspoken,
+        )
+    texts = [write(tokenizer, chat, number) for number, chat in enumerate(chats)]
+    template = template if isinstance(template, str) else template.get("default", "")
+    if GENERATION_MARK.search(template):
+        spans = [marked_spans(tokenizer, template, chat) for chat in chats]
+    else:
+        spans = find_turns(tokenizer, chats, texts)
+    special = special_ids(tokenizer)
+    streams = [_without_ends(s, special) for s in read_spans(tokenizer, texts, spans)]
+    silent = [
+        number
+        for number, (text, stream) in enumerate(zip(texts, streams))
+        if not stream.scored_part.of(text).strip()
+    ]
+    if silent:
+        raise TextsError(
+            "predictions",
+            "be chats with words of the assistant",
+            got="only empty turns",
+            advice="Remove them.",
+            positions=silent,
+        )
+    return texts, streams
+
+
+def write(
+    tokenizer: PreTrainedTokenizerBase, messages: Chat, number: int, prompts: bool = False
+) -> str:
+    """Format a chat, or its beginning.
+
+    Args:
+        number: the chat's position, for errors.
+        prompts: whether to add the generation prompt.
+    """
+    # in a list, because transformers does not recognise an empty chat
+    chats = [[dict(message) for message in messages]]
+    try:
+        texts: Any = tokenizer.apply_chat_template(
+            chats, tokenize=False, add_generation_prompt=prompts
+        )
+    except Exception as error:  # templates raise any
+        raise TextsError(
+            "predictions",
+            f"be chats that the tokenizer's template can format, but it fails on {len(messages)} "
+            f"messages of the chat at position {number} ({type(error).__name__}: {error})",
+            advice=f"Change the chat or the template. {HOW_TO_MARK} if the chat begins with one.",
+            positions=[number],
+        ) from error
+    return texts[0]
+
+
+def find_turns(
+    tokenizer: PreTrainedTokenizerBase, chats: Sequence[Chat], texts: Sequence[str]
+) -> list[list[Range]]:
+    """Find the characters of the assistant's turns in formatted chats.
+
+    A turn is what the chat up to it has after the chat before it and the generation prompt, without
+    trailing white space.
+
+    Raises:
+        TextsError: the template formats the beginning of a chat differently from the whole.
+    """
+    spans: list[list[Range]] = [[] for _ in chats]
+    headers: dict[int, str] = {}
+    for number, turn, message in (
+        (number, turn, message)
+        for number, chat in enumerate(chats)
+        for turn, message in enumerate(chat)
+        if message["role"] == "assistant"
+    ):
+        chat, text = chats[number], texts[number]
+        before = write(tokenizer, chat[:turn], number, prompts=True)
+        after = write(tokenizer, chat[: turn + 1], number).rstrip()
+        goes_on = after.startswith(before) or after == before.rstrip()  # an empty turn
+        if not (goes_on and text.startswith(after)):
+            raise TextsError(
+                "predictions",
+                "be chats whose beginnings the tokenizer's template formats like the whole, but it "
+                f"formats the chat at position {number} up to its message {turn} differently",
+                advice=f"{HOW_TO_MARK}, or pass texts and `contexts`.",
+                positions=[number],
+            )
+        said, words = after[len(before) :], message["content"].strip()
+        if said:
+            spans[number].append((len(before), len(after)))
+        if words and words in said and before == write(tokenizer, chat[:turn], number):
+            # no prompt: the header of the role may be in the turn, or that of the next one, always
+            header, _, tail = said.partition(words)
+            if not header.strip() and turn == len(chat) - 1:
+                longer = [*chat, {"role": "user", "content": words}]
+                following = write(tokenizer, longer, number)[len(before) :].partition(words)[2]
+                header = "" if following.startswith(tail) else tail
+            if header.strip():
+                headers.setdefault(number, header.strip())
+    if headers:
+        warnings.warn(
+            Wording(
+                "The chat template ignores `add_generation_prompt` and writes "
+                f"{next(iter(headers.values()))!r} into the assistant's turns, where it is scored, in "
+                f"the chats at {name_positions(sorted(headers))}. {HOW_TO_MARK}."
+            ),
+            stacklevel=2,
+        )
+    return spans
+
+
+def marked_spans(tokenizer: PreTrainedTokenizerBase, template: str, chat: Chat) -> list[Range]:
+    """Find the characters that a template marks with `{% generation %}`.
+
+    transformers converts them to tokens, and before 5.24 it loses those that begin or end with white space
+    that the tokenizer drops; so it is given the characters as tokens.  It also errs at the first token.
+    """
+
+    def read_characters(_: object, text: str, **__: object) -> BatchEncoding:
+        encoding = CHARACTERS.encode(text)
+        return BatchEncoding({"input_ids": encoding.ids}, encoding)
+
+    kind = type(tokenizer)
+    reader: Any = object.__new__(type(kind.__name__, (kind,), {"__call__": read_characters}))
+    vars(reader).update(vars(tokenizer))
+    encoded = reader.apply_chat_template(
+        [dict(message) for message in chat],
+        chat_template=TWO_BEFORE + template,
+        tokenize=True,
+        return_dict=True,
+        return_assistant_tokens_mask=True,
+    )
+    edges = np.flatnonzero(np.diff([0, *encoded["assistant_masks"][2:], 0])).tolist()
+    return list(zip(edges[::2], edges[1::2]))
+
+
+def _without_ends(stream: TokenizedText, special: set[int]) -> TokenizedText:
+    """Exclude the special tokens at the end of each turn from the scored characters."""
+    spans = []
+    part, offsets = stream.scored_part, stream.known_offsets
+    for begin, stop in part.spans:
+        first = int(np.searchsorted(offsets[:, 1], begin, side="right"))
+        end = int(np.searchsorted(offsets[:, 0], stop, side="left"))
+        while end > first and int(stream.ids[end - 1]) in special:
+            end -= 1
+            stop = int(offsets[end, 0])
+        spans.append((begin, max(begin, stop)))
+    return replace(stream, part=replace(part, spans=tuple(spans), longer=part.spans))
 
 
 # --- windows --------------------------------------------------------------------------------------

@@ -11,9 +11,8 @@ from ..arguments import Setting, check_setting, check_stride
 from ..errors import ArgumentError, TextsError, Wording
 from ..protocols import Protocol, Start
 from .measurement import Measurement
-from .parts import border_windows, read_parts, windows_of_part
+from .parts import Parts, border_windows, read_parts, windows_of_part
 from .tokenization import (
-    Parts,
     TokenizedText,
     concatenate,
     prepends_start_token,

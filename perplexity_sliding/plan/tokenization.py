@@ -5,14 +5,13 @@ This module depends on tokenizers, not on models.  Arrays are numpy arrays: ids 
 """
 
 import io
-import json
+import string
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -20,7 +19,6 @@ import xxhash
 from tokenizers import processors
 from transformers import PreTrainedTokenizerBase
 
-from ..digests import as_json, digest_of
 from ..errors import ArgumentError, Wording
 from ..protocols import Start
 
@@ -70,12 +68,8 @@ class ScoredPart:
             tuple((max(first, begin), end) for first, end in ranges if end > begin)
             for ranges in (self.spans, self.longer)
         )
-        return ScoredPart(
-            tuple(moved[number] for number in kept),
-            spans,
-            tuple(self.tails[number] for number in kept),
-            longer,
-        )
+        tails = tuple(self.tails[number] for number in kept)
+        return ScoredPart(tuple(moved[number] for number in kept), spans, tails, longer)
 
 
 @dataclass(frozen=True)
@@ -122,105 +116,24 @@ class TokenizedText:
             raise TypeError("the text is scored as a whole")
         return self.part
 
-    def without_first(self, begin: int) -> "TokenizedText":
-        """Return the text without its first token, which has `begin` characters."""
-        return TokenizedText(
-            self.ids[1:],
-            None if self.offsets is None else self.offsets[1:],
-            self.added[1:],
-            begin,
-            None if self.part is None else self.part.without_first(begin),
-        )
+    def after(self, first: int) -> "TokenizedText":
+        """Return the tokens from the one at `first` on, without a part."""
+        offsets = None if self.offsets is None else self.offsets[first:]
+        return TokenizedText(self.ids[first:], offsets, self.added[first:])
 
     def followed_by_end(self, token_id: int, place: int) -> "TokenizedText":
         """Return these tokens with an end-of-text token that is added, after `place` characters."""
-        offsets = self.offsets
-        if offsets is not None:
-            offsets = np.concatenate([offsets, [[place, place]]])
-        return TokenizedText(np.append(self.ids, token_id), offsets, np.append(self.added, True))
-
-    def followed_by(self, whole: "TokenizedText") -> "TokenizedText":
-        """Return these tokens, and those of a longer text after as many."""
-        first = len(self)
-        return TokenizedText(
-            np.concatenate([self.ids, whole.ids[first:]]),
-            np.concatenate([self.known_offsets, whole.known_offsets[first:]]),
-            np.concatenate([self.added, whole.added[first:]]),
-        )
-
-
-@dataclass(frozen=True)
-class Parts:
-    """The scored parts of the texts: exactly one of contexts, spans and chats is given.
-
-    Attributes:
-        contexts: context that is read before each text.
-        spans: half-open ranges of the scored characters of each text.
-        chats: messages to score instead of texts; only the assistant's are scored.
-        written: the chats as formatted by another model's template, and their scored spans.
-        template: digest of the template that formats chats; empty until it is known.
-        boundary: treatment of a token that spans the edge of a scored part.  "joint": score the
-            whole token.  "separate": no token does, because context and text are tokenized separately.
-    """
-
-    contexts: Sequence[str] | None = None
-    spans: Sequence[Sequence[Range]] | None = None
-    chats: Sequence[Chat] | None = None
-    written: tuple[Sequence[str], Sequence[Sequence[Range]]] | None = None
-    boundary: str = "joint"
-    template: str = ""
-
-    def describe(self) -> str:
-        """Return the kind of parts."""
-        if self.chats is not None:
-            return "messages"
-        return "texts after `contexts`" if self.spans is None else "`score_spans`"
-
-    def fields(self) -> dict[str, str]:
-        """Return the fields of the signature."""
-        kinds = {"given": self.contexts, "spans": self.spans, "messages": self.chats}
-        [kind] = [name for name, values in kinds.items() if values is not None]
-        template = {"template": self.template} if self.template else {}
-        return {"context": kind, **template, "boundary": self.boundary}
-
-    def formatted_by(self, tokenizer: PreTrainedTokenizerBase) -> "Parts":
-        """Return the parts with the digest of the template that formats chats, unless they are written."""
-        if self.chats is None or self.written is not None:
-            return self
-        return replace(self, template=digest_of(getattr(tokenizer, "chat_template", None)))
-
-    def describe_texts(self, texts: Sequence[str]) -> list[str]:
-        """Describe each text and its scored part on one line."""
-        if self.chats is not None:
-            return [as_json([dict(message) for message in chat]) for chat in self.chats]
-        return [
-            json.dumps([part, text]) for part, text in zip(self.contexts or self.spans or (), texts)
-        ]
-
-    def as_read(self, texts: Sequence[str], streams: Sequence[TokenizedText]) -> "Parts":
-        """Return the parts for a second model, which must read the same text as the first.
-
-        Its own chat template could produce a different text.
-
-        Args:
-            texts, streams: result of `read_parts` for the first model.
-        """
-        if self.chats is None:
-            return self
-        spans = [
-            [span for span in stream.scored_part.spans if span[0] < span[1]] for stream in streams
-        ]
-        return replace(self, written=(texts, spans))
+        ids, ends = np.array([token_id]), np.array([[place, place]])
+        return concatenate([self, TokenizedText(ids, ends, np.array([True]))], ["", ""])
 
 
 def prepends_start_token(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Check whether the tokenizer itself prepends its start token."""
-    if tokenizer.bos_token_id is None or not tokenizer.num_special_tokens_to_add():
+    if not tokenizer.num_special_tokens_to_add():
         return False
-    with unchanged(tokenizer):
-        encoded = tokenizer("a", return_special_tokens_mask=True)
-    first = zip(encoded["special_tokens_mask"][:1], encoded["input_ids"][:1])
-    return list(first) == [(1, tokenizer.bos_token_id)]
+    [stream] = tokenize(tokenizer, ["a"], "default")
+    head = stream.ids[:1][stream.added[:1]]
+    return head.tolist() == [tokenizer.bos_token_id]
 
 
 def start_token_id(tokenizer: PreTrainedTokenizerBase, kind: str) -> int | None:
@@ -237,23 +150,13 @@ def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
 
     A token that is special for padding alone is not: no text is padded, and any may be chosen.
     """
-    added = getattr(tokenizer, "added_tokens_decoder", {}).items()
-    named = {*_roles(tokenizer).values(), *extra_special(tokenizer)}
-    ids = map(tokenizer.convert_tokens_to_ids, sorted(named))
-    return {*ids, *(number for number, token in added if token.special)} - {None}
-
-
-def _roles(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
-    """Return the special tokens by their roles, without the one for padding."""
+    tokens = set(tokenizer.all_special_tokens)
     roles = tokenizer.special_tokens_map.items()
-    return {k: v for k, v in roles if k != "pad_token" and isinstance(v, str)}
-
-
-def extra_special(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """List the special tokens without a role."""
-    names = ("extra_special_tokens", "additional_special_tokens")
-    lists = (getattr(tokenizer, name, None) for name in names)
-    return sorted({str(token) for tokens in lists if isinstance(tokens, list) for token in tokens})
+    if tokenizer.pad_token not in [token for role, token in roles if role != "pad_token"]:
+        tokens.discard(tokenizer.pad_token)
+    added = tokenizer.added_tokens_decoder.items()
+    ids: Iterator[Any] = map(tokenizer.convert_tokens_to_ids, sorted(tokens))
+    return {*ids, *(number for number, token in added if token.special)} - {None}
 
 
 def resolve_start(tokenizer: PreTrainedTokenizerBase, add_start_token: bool | str) -> Start:
@@ -296,15 +199,28 @@ def tokenize(
     Raises:
         ValueError: the tokenizer has no end-of-text token, and the encoding adds one.
     """
+    eos = tokenizer.eos_token_id
+    if encoding in ("lines", "default ended") and eos is None:
+        raise ArgumentError(
+            "tokenizer",
+            "have an end-of-text token (eos_token) with this protocol, which adds it after every "
+            f"{'line' if encoding == 'lines' else 'text'}",
+            got="one without it",
+        )
     if encoding == "lines":
-        return [tokenize_lines(tokenizer, text, with_offsets) for text in texts]
+        streams = []
+        for text in texts:
+            # Split lines like a file; `splitlines` splits at other characters too.
+            lines = list(io.StringIO(text, newline="")) or [""]
+            bare = [line.rstrip("\r\n") for line in lines]
+            parts = zip(tokenize(tokenizer, bare, with_offsets=with_offsets), bare)
+            ended = [part.followed_by_end(eos, len(line)) for part, line in parts]
+            streams.append(concatenate(ended, lines))
+        return streams
     if encoding == "default ended":
-        eos = end_token_id(tokenizer, "text")
         streams = tokenize(tokenizer, texts, "default", with_offsets)
         return [
-            stream
-            if len(stream) and stream.ids[-1] == eos
-            else stream.followed_by_end(eos, len(text))
+            stream if stream.ids[-1:].tolist() == [eos] else stream.followed_by_end(eos, len(text))
             for stream, text in zip(streams, texts)
         ]
     if encoding == "default once":
@@ -312,7 +228,7 @@ def tokenize(
         encodings = ["plain" if text.startswith(start) else "default" for text in texts]
         return tokenize_each(tokenizer, texts, encodings, with_offsets)
     with_offsets = with_offsets and tokenizer.is_fast
-    with untrimmed(tokenizer) if with_offsets else unchanged(tokenizer):
+    with unchanged(tokenizer, untrimmed=with_offsets):
         return [
             stream
             for first in range(0, len(texts), TEXTS_PER_CALL)
@@ -342,6 +258,7 @@ def _encode(
     tokenizer: PreTrainedTokenizerBase, texts: list[str], special: bool, with_offsets: bool
 ) -> Iterator[TokenizedText]:
     """Encode texts in one call of the tokenizer, with or without its special tokens."""
+    marks = special and tokenizer.is_fast
     encoded = tokenizer(
         texts,
         add_special_tokens=special,
@@ -349,76 +266,37 @@ def _encode(
         truncation=False,
         return_attention_mask=False,
         return_token_type_ids=False,
+        return_special_tokens_mask=marks,
         return_offsets_mapping=with_offsets,
         verbose=False,  # no warning "Token indices sequence length is longer than…"
     )
-    offsets = encoded["offset_mapping"] if with_offsets else [None] * len(texts)
-    head, tail = added_around(tokenizer, texts) if special else (0, 0)
-    for ids, spans in zip(encoded["input_ids"], offsets):
-        added = np.zeros(len(ids), dtype=bool)
-        if special:
-            added[:head] = added[len(ids) - tail :] = True
-        if spans is not None:
-            spans = np.asarray(spans, dtype=np.int64).reshape(-1, 2)
-        yield TokenizedText(np.asarray(ids, dtype=np.int64), spans, added)
-
-
-def added_around(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> tuple[int, int]:
-    """Count the special tokens that a tokenizer adds before and after texts."""
-    if not tokenizer.is_fast:
+    head = tail = 0
+    if special and not marks:  # a slow tokenizer, whose mask may be empty
         built = tokenizer.build_inputs_with_special_tokens([NO_TOKEN])
         head = built.index(NO_TOKEN)
-        return head, len(built) - head - 1
-    for text in ("a", *texts):  # the first suffices, unless the vocabulary cannot encode it
-        added = tokenizer(text, return_special_tokens_mask=True)["special_tokens_mask"]
-        if 0 in added:
-            return added.index(0), added[::-1].index(0)
-    return len(added), 0
+        tail = len(built) - head - 1
+    for number, ids in enumerate(encoded["input_ids"]):
+        added = np.zeros(len(ids), dtype=bool)
+        added[:head] = added[len(ids) - tail :] = True
+        if marks:
+            added = np.array(encoded["special_tokens_mask"][number], dtype=bool)
+        offsets = None
+        if with_offsets:
+            offsets = np.array(encoded["offset_mapping"][number], dtype=np.int64).reshape(-1, 2)
+        yield TokenizedText(np.array(ids, dtype=np.int64), offsets, added)
 
 
-def tokenize_lines(
-    tokenizer: PreTrainedTokenizerBase, text: str, with_offsets: bool
-) -> TokenizedText:
-    """Encode each line separately, with the end-of-text token instead of the newline.
+def concatenate(parts: Sequence[TokenizedText], texts: Sequence[str]) -> TokenizedText:
+    """Join the tokens of several texts into one stream; offsets refer to the joined texts.
 
-    Raises:
-        ValueError: the tokenizer has no end-of-text token.
+    Args:
+        texts: the text of each part; "" if the offsets of the next refer to the same.
     """
-    eos = end_token_id(tokenizer, "line")
-    # Split lines like a file; `splitlines` splits at other characters too.
-    lines = list(io.StringIO(text, newline="")) or [""]
-    without_ends = [line.rstrip("\r\n") for line in lines]
-    parts = []
-    for line, part in zip(
-        without_ends, tokenize(tokenizer, without_ends, with_offsets=with_offsets)
-    ):
-        parts.append(part.followed_by_end(eos, len(line)))
-    return concatenate(parts, lines)
-
-
-def end_token_id(tokenizer: PreTrainedTokenizerBase, after: str) -> int:
-    """Return the id of the end-of-text token that a protocol adds.
-
-    Raises:
-        ValueError: the tokenizer has none.
-    """
-    if tokenizer.eos_token_id is None:
-        raise ArgumentError(
-            "tokenizer",
-            "have an end-of-text token (eos_token) with this protocol, which adds it after every "
-            f"{after}",
-            got="one without it",
-        )
-    return tokenizer.eos_token_id
-
-
-def concatenate(parts: list[TokenizedText], texts: list[str]) -> TokenizedText:
-    """Join the tokens of several texts into one stream; offsets refer to the joined texts."""
     ids = np.concatenate([part.ids for part in parts])
     added = np.concatenate([part.added for part in parts])
     if any(part.offsets is None for part in parts):
         return TokenizedText(ids, None, added)
-    starts = np.cumsum([0] + [len(text) for text in texts[:-1]])
+    starts = np.cumsum([0, *map(len, texts)])
     offsets = np.concatenate([part.offsets + start for part, start in zip(parts, starts)])
     return TokenizedText(ids, offsets, added)
 
@@ -430,12 +308,12 @@ def without_start_token(
 
     The id alone is ambiguous, because unknown words may have the same id.
     """
-    if len(stream) == 0 or stream.ids[0] != start_id:
-        return stream
     [written] = tokens_of(tokenizer, [start_id])
-    if not text.lstrip().startswith(written):
+    if stream.ids[:1].tolist() != [start_id] or not text.lstrip().startswith(written):
         return stream
-    return stream.without_first(begin=text.index(written) + len(written))
+    begin = text.index(written) + len(written)
+    part = None if stream.part is None else stream.part.without_first(begin)
+    return replace(stream.after(1), begin=begin, part=part)
 
 
 def check_fast(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -445,10 +323,8 @@ def check_fast(tokenizer: PreTrainedTokenizerBase) -> None:
             "tokenizer",
             "be a fast tokenizer, which returns the offsets needed to locate a part of a text",
             got=type(tokenizer).__name__,
-            advice=(
-                "Load it with use_fast=True, or tokenize contexts separately with "
-                "`boundary='separate'`."
-            ),
+            advice="Load it with use_fast=True, or tokenize contexts separately with "
+            "`boundary='separate'`.",
         )
 
 
@@ -464,11 +340,15 @@ def shared_lock(owner: object) -> threading.RLock:
 
 
 @contextmanager
-def unchanged(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
-    """Restore the truncation, padding and processing of a tokenizer afterwards.
+def unchanged(tokenizer: PreTrainedTokenizerBase, untrimmed: bool) -> Iterator[None]:
+    """Restore the truncation, padding and processing of a fast tokenizer afterwards.
 
-    A call with `padding=False` permanently disables the padding of a fast tokenizer's backend.  Other
-    threads wait, because they would encode with the changed settings.
+    A call with `padding=False` permanently disables the padding of its backend.  Other threads wait,
+    because they would encode with the changed settings.
+
+    Args:
+        untrimmed: whether to make offsets include white space; `trim_offsets` excludes it, and gives
+            tokens of white space empty offsets.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or not hasattr(backend, "no_padding"):
@@ -477,7 +357,13 @@ def unchanged(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
     with shared_lock(tokenizer):
         truncation, padding = backend.truncation, backend.padding
         post_processor = backend.post_processor
+        state = post_processor.__getstate__() if untrimmed and post_processor else b""
         try:
+            if b'"trim_offsets":true' in state:
+                # the only way to change a processor inside a sequence
+                whole = processors.ByteLevel()
+                whole.__setstate__(state.replace(b'"trim_offsets":true', b'"trim_offsets":false'))
+                backend.post_processor = whole
             yield
         finally:
             if truncation is None:
@@ -487,28 +373,6 @@ def unchanged(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
             backend.no_padding() if padding is None else backend.enable_padding(**padding)
             if post_processor is not None:
                 backend.post_processor = post_processor
-
-
-@contextmanager
-def untrimmed(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
-    """Make a fast tokenizer return offsets that include white space; restore it afterwards.
-
-    `trim_offsets` excludes white space, and gives tokens of white space empty offsets.
-    """
-    with unchanged(tokenizer):
-        backend = tokenizer.backend_tokenizer
-        state = backend.post_processor and backend.post_processor.__getstate__()
-        if state and b'"trim_offsets":true' in state:
-            # The only way to change a processor inside a sequence.
-            whole = processors.ByteLevel()
-            whole.__setstate__(json.dumps(json.loads(state, object_hook=_keep_all)).encode())
-            backend.post_processor = whole
-        yield
-
-
-def _keep_all(settings: dict) -> dict:
-    """Disable `trim_offsets` in the settings of a post-processor."""
-    return settings | {"trim_offsets": False} if "trim_offsets" in settings else settings
 
 
 def tokens_of(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
@@ -529,33 +393,16 @@ def token_texts(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) -> li
     A token is decoded between two others, because decoders strip both ends.  Offsets are unsuitable:
     some tokenizers trim them, others count a space that is not in the text.
     """
-    join = partial(_join, tokenizer)
-    anchor = _anchor(tokenizer)
+    join: Callable[[list[str]], str] = tokenizer.convert_tokens_to_string
+    if tokenizer.is_fast and tokenizer.backend_tokenizer.decoder is None:
+        join = " ".join  # transformers 4.45 fails on a tokenizer without a decoder
+    # plain letters decode to themselves next to any other token
+    vocabulary = tokenizer.get_vocab()
+    anchor = next((letter for letter in string.ascii_lowercase if letter in vocabulary), "a")
     if join([anchor, anchor]) == anchor + anchor:
-        return [_cut(join([anchor, token, anchor]), anchor, anchor) for token in tokens]
+        return [join([anchor, token, anchor])[1:-1] for token in tokens]
     # The decoder adds a space before every word; tokens without one continue a word.
-    texts = [_cut(join([anchor, token]), anchor, "") for token in tokens]
+    texts = [join([anchor, token])[1:] for token in tokens]
     if all(text[:1].isspace() for text in texts):
         return [text.lstrip() + " " for text in texts]  # every token is a whole word
     return texts
-
-
-def _join(tokenizer: PreTrainedTokenizerBase, tokens: list[str]) -> str:
-    """Decode tokens as one text; without a decoder, join them with spaces.
-
-    transformers 4.45 fails on a tokenizer without a decoder.
-    """
-    if tokenizer.is_fast and tokenizer.backend_tokenizer.decoder is None:
-        return " ".join(tokens)
-    return tokenizer.convert_tokens_to_string(tokens)
-
-
-def _anchor(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Find a token of plain letters, which decodes to itself next to any other token."""
-    vocabulary = tokenizer.get_vocab()
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    return next((letter for letter in letters if letter in vocabulary), "a")
-
-
-def _cut(text: str, head: str, tail: str) -> str:
-    return text[len(head) : len(text) - len(tail)]

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 from pages import STORY
 
+from space.gate import check_name
 from space.jobs import Job, OverBudget
 from space.limits import Limits, Refused
 from space.models import BUNDLED
@@ -49,3 +50,9 @@ def test_a_step_is_judged_by_itself_alone():
     callback = job.computing()
     time.sleep(0.05)
     callback(SimpleNamespace(total=10_000, done=10, perplexity=5.0))  # 50 s to go, it seems
+
+
+@pytest.mark.parametrize("name", ["http://127.0.0.1:8000/v1", "HTTP://example.org", "./m.gguf"])
+def test_no_address_is_asked_and_no_file_opened(name):
+    with pytest.raises(Refused, match="not the name of a model"):
+        check_name(name)
