@@ -7,6 +7,7 @@ the most common choice.  The weights are judgements, not measurements.
 import math
 import shlex
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -52,6 +53,8 @@ AVERAGES: dict[str, tuple[str, Callable[[float], float] | None, float]] = {
     "adjusted_perplexity": ("adjusted_perplexity", None, 0.2),
     "nats_per_token": ("perplexity", math.log, 0.3),
     "bits_per_token": ("perplexity", math.log2, 0.1),
+    "trainer_nats_per_token": ("trainer_loss", None, 0.5),
+    "trainer_perplexity": ("trainer_loss", math.exp, 0.5),
 }
 # Averages that a tool prints, whose weight is 1; only the perplexity by default.
 PRINTED = {
@@ -65,8 +68,6 @@ PRINTED = {
     "megatron": ("perplexity", "adjusted_perplexity", "nats_per_token"),
     "fairseq": ("perplexity", "bits_per_token"),
 }
-# Tools that may count the first label of a block, which is unscored, and the weight of that average.
-COUNT_ALL_LABELS, OVER_ALL_LABELS = ("run-clm",), 0.5
 # Decimals that tools print, and the factor by which matching decimals increase the likelihood.
 DECIMALS = {"llama.cpp": 4, "lm-eval": 4, "run-clm": 4, "exllamav2": 4, "mlx-lm": 3}
 SAME_DECIMALS = 3.0
@@ -252,16 +253,12 @@ def list_choices(protocols: list[Protocol], limit: int | None) -> list[Setting]:
                 usual = {length // part for part in PARTS}
                 usual |= {stride for stride in STRIDES if stride <= length}
                 strides = [None, *sorted(usual - {0}, reverse=True)]
-                choices += [Setting(protocol, window, stride, start) for stride in strides]
-    return sorted(filter(is_allowed, choices), key=lambda s: (s.max_length or 0, s.stride or 0))
-
-
-def is_allowed(setting: Setting) -> bool:
-    try:
-        check_setting(setting)
-    except ValueError:
-        return False
-    return True
+                for stride in strides:
+                    setting = Setting(protocol, window, stride, start)
+                    with suppress(ValueError):  # the tool has no such setting
+                        check_setting(setting)
+                        choices.append(setting)
+    return sorted(choices, key=lambda s: (s.max_length or 0, s.stride or 0))
 
 
 # --- the values of a setting ----------------------------------------------------------------------
@@ -308,7 +305,8 @@ def list_entries(
         known[name] = own[0] if all(value == own[0] for value in own) else own
     known["commands"] = [write_command(case, step, setting) for case in cases]
     averaged = [averages_of(result) for result in results]
-    weights = {name: weight_of_average(protocol.name, name) for name in averaged[0]}
+    printed = PRINTED.get(protocol.name, ("perplexity",))
+    weights = {name: 1.0 if name in printed else AVERAGES[name][2] for name in averaged[0]}
     entries: list[dict] = []
     for average in sorted(weights, key=lambda name: -weights[name]):
         values = [of_case.get(average, math.nan) for of_case in averaged]
@@ -326,25 +324,18 @@ def agree(values: list[float], others: list[float], tolerance: float = 1e-9) -> 
 
 def averages_of(result: dict) -> dict[str, float]:
     """Return the values of a result that a paper could print."""
+    if result["protocol"] == "run-clm":
+        # `Trainer.evaluate` divides by all labels of a block in transformers from 4.57 until 2026,
+        # and still for models such as GPT-2, whose loss it does not recognise as shifted.
+        block = result["max_length"]
+        loss = math.log(result["perplexity"]) * (block - 1) / block
+        result = result | {"trainer_loss": loss}
     values = {}
     for name, (key, convert, _) in AVERAGES.items():
         value = result.get(key)
         if value is not None and (convert is None or 0 < value < math.inf):
             values[name] = value if convert is None else convert(value)
-    if result["protocol"] in COUNT_ALL_LABELS:
-        # `Trainer.evaluate` divides by all labels of a block in transformers from 4.57 until 2026,
-        # and still for models such as GPT-2, whose loss it does not recognise as shifted.
-        block = result["max_length"]
-        loss = math.log(result["perplexity"]) * (block - 1) / block
-        values |= {"trainer_nats_per_token": loss, "trainer_perplexity": math.exp(loss)}
     return values
-
-
-def weight_of_average(protocol: str, average: str) -> float:
-    """Return the weight of an average for a protocol's tool; 1 if the tool prints it."""
-    if average in PRINTED.get(protocol, ("perplexity",)):
-        return 1.0
-    return OVER_ALL_LABELS if average.startswith("trainer_") else AVERAGES[average][2]
 
 
 def write_command(case: Case, step: Step, setting: Setting) -> str:

@@ -136,8 +136,7 @@ def pair_texts(figures: list[Figure], texts: object, models: list) -> list[list[
     """Return the texts of each figure.
 
     Raises:
-        TypeError, ValueError: there are no texts, or the numbers of figures and texts or models
-            differ.
+        TypeError, ValueError: no texts, or as many figures as neither texts nor models.
     """
     if isinstance(texts, str) or not isinstance(texts, Sequence):
         raise ArgumentTypeError("texts", "be a list of strings", got=type(texts).__name__)
@@ -149,11 +148,10 @@ def pair_texts(figures: list[Figure], texts: object, models: list) -> list[list[
     corpora = [list(texts)] * len(figures)
     if len(figures) > 1 and not of_models:
         corpora = [[text] if isinstance(text, str) else list(text) for text in texts]
-    for corpus in corpora:
-        if not all(isinstance(text, str) for text in corpus):
-            raise ArgumentTypeError("texts", "be a list of strings", got="other items")
-        if not any(text.strip() for text in corpus):
-            raise ArgumentError("texts", "have at least one text that is not blank", got="none")
+    if not all(isinstance(text, str) for corpus in corpora for text in corpus):
+        raise ArgumentTypeError("texts", "be a list of strings", got="other items")
+    if not all(map(str.strip, map("".join, corpora))):
+        raise ArgumentError("texts", "have at least one text that is not blank", got="none")
     return corpora
 
 
@@ -372,16 +370,15 @@ def list_published(cases: list[Case]) -> list[dict]:
     corpus, but only with the figure's model.
     """
 
-    def short(model: str) -> str:
-        return str(model).rstrip("/").rpartition("/")[2].lower()
-
     found = []
     for case in cases:
         source = case.scorer.arguments
         name = source["model_id"] or getattr(source["model"], "name_or_path", None)
+        short = str(name).rstrip("/").rpartition("/")[2].lower()
         is_wikitext_test = "= Robert Boulter =" in "".join(case.texts[:3])[:100]
         for row in read_published():
-            may_be_model = short(name) == short(row["model"]) if name else is_wikitext_test
+            own = row["model"].rpartition("/")[2].lower()
+            may_be_model = short == own if name else is_wikitext_test
             may_be_corpus = row["corpus"].startswith("WikiText") == is_wikitext_test
             if may_be_model and may_be_corpus and case.figure.fits(float(row["figure"])):
                 found.append(row)
@@ -397,9 +394,8 @@ def read_published() -> list[dict]:
 def describe(search: Search, num_matches: int, expected: float) -> str:
     """Assess the matches, or say why nothing matches."""
     tried, figures = search.tried, search.figures
-    by_chance = f"{expected:.2g} of {len(tried):,} values would round to it by chance."
-    if len(figures) > 1:
-        by_chance = f"{expected:.2g} of {len(tried):,} settings would fit all figures by chance."
+    fits = "values would round to it" if len(figures) == 1 else "settings would fit all figures"
+    by_chance = f"{expected:.2g} of {len(tried):,} {fits} by chance."
     if num_matches > 1:
         by_chance += " Several values match: more figures from the same source can decide."
     if num_matches:
@@ -408,14 +404,13 @@ def describe(search: Search, num_matches: int, expected: float) -> str:
         return "No setting tried explains all figures; search for each of them separately."
     ppls = [entry["values"][0] for entry in tried if entry["average"] == "perplexity"]
     low, high, value = min(ppls), max(ppls), figures[0].value
+    place = f"lies among the perplexities per token tried ({low:.4g} to {high:.4g})"
+    rest = "layout of the text, another split, precision, window or stride"
     if value < low:
         place = f"is lower than every perplexity per token tried, the lowest being {low:.4g}"
         rest = "unit, text or split, a text seen in training, another model, a larger window or smaller stride"
     elif value > high:
         place = f"is higher than every perplexity per token tried, the highest being {high:.4g}"
         rest = "unit, text or model, coarser weights, or a smaller window"
-    else:
-        place = f"lies among the perplexities per token tried ({low:.4g} to {high:.4g})"
-        rest = "layout of the text, another split, precision, window or stride"
     left = "a setting not tried (--max-tokens N tries more), " if search.left_out else ""
     return f"No setting tried rounds to {figures[0].printed}; it {place}: {left}another {rest}. {by_chance}"
