@@ -23,7 +23,6 @@ from .engines.sources import (
 )
 from .errors import ArgumentError, Wording
 from .models.interface import EngineModel, ScoredModel
-from .models.states import StateReader
 from .plan.measurement import Columns, Measurement
 from .plan.parts import separate_chats
 from .plan.settings import Corpus, own_window, plan_settings
@@ -35,7 +34,7 @@ from .results.contexts import expand_settings, total_contexts
 from .results.pairs import score_pair
 from .results.report import Comparison, Report, list_reports
 from .results.words import WordScoring
-from .scoring.carried import open_carrier, score_carried
+from .scoring.carried import StateReader, open_carrier, score_carried
 from .scoring.checkpoint import open_checkpoint
 from .scoring.distributed import Processes
 from .scoring.measures import Measure

@@ -1,15 +1,36 @@
-"""Texts read once, the state carried on, through the metric: against one pass with a banded mask."""
+"""Texts read once, the state carried on: against one forward pass with the mask that it amounts to."""
+
+import functools
+import types
+from functools import partial
 
 import numpy as np
 import pytest
 import reference
+import torch
 import transformers
-from models import CONTEXT, VOCABULARY, enliven, make_model, make_tokenizer, random_text
+from models import (
+    ARCHITECTURES,
+    CONTEXT,
+    NEWEST,
+    VOCABULARY,
+    enliven,
+    make_model,
+    make_tokenizer,
+    random_text,
+)
 
+from perplexity_sliding.models.language_model import LanguageModel
 from perplexity_sliding.plan.windows import Plan
 from perplexity_sliding.protocols import PROTOCOLS
-from perplexity_sliding.scoring.carried import plan_segments, side_by_side
-from perplexity_sliding.scoring.distributed import share_out
+from perplexity_sliding.scoring.carried import (
+    attention_layers,
+    can_drop_keys,
+    find_reader,
+    open_carrier,
+    plan_segments,
+    side_by_side,
+)
 
 TEXTS = [random_text(70), random_text(9, seed=1), random_text(33, seed=2), random_text(35, seed=3)]
 
@@ -60,7 +81,7 @@ def test_attention_keeps_the_window_less_a_stride(
     assert f"|window:{length}|stride:{stride}|{carried}|" in result["signature"]
 
 
-@pytest.mark.skipif(transformers.__version__.startswith("4."), reason="caches of another kind")
+@pytest.mark.skipif(not NEWEST, reason="caches of another kind")
 @pytest.mark.parametrize("max_length, stride", [(9, 8), (16, 8), (12, 3)])
 def test_layers_with_a_window_of_their_own_keep_no_more_than_others(
     metric, tokenizer, max_length, stride
@@ -96,7 +117,7 @@ def make_xlstm(width):
 @pytest.mark.parametrize("name", ["rwkv", "mamba", "xlstm"])
 def test_a_recurrent_model_is_scored_with_all_context(metric, tokenizer, name):
     """Whatever the window: one pass over the whole text, at one reading a token."""
-    if name == "mamba" and transformers.__version__.startswith("4."):
+    if name == "mamba" and not NEWEST:
         pytest.skip("its state in this transformers cannot be gone on from")
     model = make_xlstm(128) if name == "xlstm" else make_model(name)
     expected = [
@@ -192,36 +213,23 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_result(metric, llama, token
     assert metric.compute(checkpoint=path, callback=resumed.append, **kwargs) == whole
 
 
-def test_a_checkpoint_tells_carried_scores_from_others(metric, llama, tokenizer, tmp_path):
-    kwargs = {"predictions": TEXTS, "model": llama, "tokenizer": tokenizer, "stride": 4}
-    path = tmp_path / "scores.sqlite"
+RUNS = [(True, 16, 4), (True, 12, 4), (False, 16, 4), (False, 12, 4)]
+# Keys depend on where segments were cut: scores of another stride were taken, under one signature.
+OF_ONE_MEMORY = [(True, 12, 8), (True, 5, 1), (True, 8, 4)]
+
+
+@pytest.mark.parametrize("runs", [RUNS, OF_ONE_MEMORY])
+def test_a_checkpoint_tells_scores_apart(metric, llama, tokenizer, tmp_path, runs):
+    kwargs = {"predictions": TEXTS, "model": llama, "tokenizer": tokenizer}
     fresh, kept = (
         [
-            metric.compute(carry=carry, max_length=n, checkpoint=file, **kwargs)["total_nll"]
-            for carry, n in RUNS
-        ]
-        for file in (None, path)
-    )
-    assert kept == pytest.approx(fresh, rel=1e-6)
-    assert np.diff(sorted(fresh)).min() > 1e-2
-
-
-RUNS = [(True, 16), (True, 12), (False, 16), (False, 12)]
-
-
-def test_a_checkpoint_tells_segments_of_one_memory_apart(metric, llama, tokenizer, tmp_path):
-    """Keys depend on where segments were cut: scores of another stride were taken, under one signature."""
-    sizes = [(12, 8), (5, 1), (8, 4)]
-    fresh, kept = (
-        [
-            metric.compute(
-                predictions=TEXTS, model=llama, tokenizer=tokenizer, carry=True,
-                max_length=max_length, stride=stride, checkpoint=file,
-            )["total_nll"]
-            for max_length, stride in sizes
+            metric.compute(carry=carry, max_length=n, stride=m, checkpoint=file, **kwargs)[
+                "total_nll"
+            ]
+            for carry, n, m in runs
         ]
         for file in (None, tmp_path / "scores.sqlite")
-    )  # fmt: skip
+    )
     assert kept == pytest.approx(fresh, rel=1e-6)
     assert np.diff(sorted(fresh)).min() > 1e-2
 
@@ -243,11 +251,6 @@ def test_segments_show_which_tokens_are_seen(num_tokens, stride, memory, start):
         first = 0 if memory is None else max(0, row // stride * stride - memory)
         expected[target] = rows[first : row + 1]
     assert seen == expected
-
-
-def test_whole_texts_are_shared_out():
-    """A segment needs the state that the one before it has left."""
-    assert share_out([10, 2, 7, 2], 2) == [[0], [2, 1, 3]]
 
 
 def test_side_by_side():
@@ -273,13 +276,6 @@ def test_refusals(metric, llama, tokenizer, arguments, message):
         metric.compute(predictions=["w3 w4"], model=llama, tokenizer=tokenizer, **arguments)
 
 
-def test_learned_positions_are_refused_with_the_reason(metric, gpt2, tokenizer):
-    with pytest.raises(
-        ValueError, match=r"positions are a table of 16 entries.* Use a sliding window"
-    ):
-        metric.compute(predictions=["w3 w4"], model=gpt2, tokenizer=tokenizer, carry=True)
-
-
 def test_a_tokenizer_that_prepends_gets_one_start_token(metric, llama):
     """Elsewhere "every" window would have one; here there is one text and one start."""
     tokenizer = make_tokenizer(adds_bos=True)
@@ -287,3 +283,257 @@ def test_a_tokenizer_that_prepends_gets_one_start_token(metric, llama):
     expected = carried_reference(llama, tokenizer, TEXTS, 8, 8)
     assert result["total_nll"] == pytest.approx(sum(map(sum, expected)), rel=1e-5)
     assert "|start:once(0)|" in result["signature"]
+
+
+# ---- the reader of a state
+
+RELATIVE = ("llama", "gemma2", "bloom", "granite", "cohere", "mixtral", "falcon")
+RECURRENT = ("mamba", "rwkv")
+# transformers 4.45 gives no state that these could go on from, or none in chunks.
+NEW_STATES = ("gemma2", "mamba", "mixtral")
+TABLES = ("gpt2", "opt", "gptj", "codegen")
+
+
+def needs_its_state(name):
+    if not NEWEST and name in NEW_STATES:
+        pytest.skip("its state in this transformers cannot be gone on from")
+
+
+def random_ids(num_tokens, num_texts=1, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(3, 80, (num_texts, num_tokens), generator=generator)
+
+
+def read_on(reader, ids, segment, memory, size):
+    """Yield the logits (B, T, V) of the chunks of texts (B, N) read segment by segment."""
+    for begin in range(0, ids.shape[1], segment):
+        part = ids[:, begin : begin + segment]
+        for first, end in reader.chunks(part.shape[1], size):
+            yield reader.logits(part[:, first:end])
+        reader.keep(memory)
+
+
+def carrier_of(model):
+    return open_carrier(LanguageModel.adopt(model, make_tokenizer()))
+
+
+def carried(model, ids, segment, memory, size):
+    """Nlls (B, N - 1) of all tokens of texts (B, N) after their first."""
+    reader = carrier_of(model)
+    assert not reader.alone or len(ids) == 1 or ids.shape[1] % size != 1
+    logits = torch.cat(list(read_on(reader, ids, segment, memory, size)), 1)
+    scores = logits[:, :-1].double().log_softmax(-1)
+    return -scores.gather(2, ids[:, 1:, None])[..., 0]
+
+
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in TABLES])
+def test_every_model_without_a_table_is_tried_here(name):
+    assert name in RELATIVE + RECURRENT
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", RELATIVE)
+@pytest.mark.parametrize(
+    "segment, memory, size",
+    [
+        (8, 8, 8),
+        (8, 5, 3),  # chunks within a segment see the keys of the chunks before
+        (3, 12, 16),  # the memory fills over several segments
+        (6, 0, 4),  # nothing is carried: disjoint windows
+    ],
+)
+def test_attention_sees_its_segment_and_the_memory_before_it(
+    name, segment, memory, size, monkeypatch
+):
+    needs_its_state(name)
+    model, ids = make_model(name), random_ids(41)
+    result = carried(model, ids, segment, memory, size)[0]
+    if name == "bloom":  # it takes no mask of two dimensions, so its own is replaced
+        pass_on_masks(monkeypatch)
+    expected = reference.carried_nlls(model, ids[0].tolist(), segment, memory)
+    assert result.tolist() == pytest.approx(expected, abs=1e-4)
+    if memory:
+        without = carried(model, ids, segment, memory - 1, size)[0]
+        assert (result - without).abs().max() > 1e-2
+
+
+def pass_on_masks(monkeypatch):
+    """Let Bloom take a mask (1, 1, T, T); its ALiBi takes ones in two dimensions from it."""
+    module = pytest.importorskip("transformers.models.bloom.modeling_bloom")
+    build = module.BloomModel.build_alibi_tensor
+    ones = lambda mask: torch.ones(len(mask), mask.shape[-1], dtype=torch.long)  # noqa: E731
+    monkeypatch.setattr(
+        module.BloomModel,
+        "build_alibi_tensor",
+        lambda self, mask, *args, **kwargs: build(
+            self, ones(mask) if mask.ndim == 4 else mask, *args, **kwargs
+        ),
+    )
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize("size", [1, 7, 64])
+def test_a_recurrent_model_sees_everything(name, size):
+    """However small the chunks, the scores are those of one pass over the whole text."""
+    needs_its_state(name)
+    model, ids = make_model(name), random_ids(3 * CONTEXT)
+    expected = reference.nll(model, ids[0, :1].tolist(), ids[0, 1:].tolist())
+    for segment, memory in ((10, 3), (64, 0)):
+        result = carried(model, ids, segment, memory, size)[0]
+        assert result.tolist() == pytest.approx(expected, abs=1e-4)
+
+
+def mistral(window):
+    """Every layer looks back `window` tokens only."""
+    config = transformers.MistralConfig(
+        vocab_size=80, hidden_size=32, intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=CONTEXT,
+        sliding_window=window,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.MistralForCausalLM(config).eval()
+    enliven(model)
+    return model
+
+
+@torch.inference_mode()
+@pytest.mark.skipif(not NEWEST, reason="older caches know no attention window")
+@pytest.mark.parametrize("segment, memory, size", [(4, 0, 4), (8, 1, 8), (3, 4, 2), (5, 9, 5)])
+def test_a_window_of_the_models_own_sees_what_is_kept(segment, memory, size):
+    """And no more than the window reaches of that."""
+    model, ids = mistral(6), random_ids(50)
+    mask = lambda seen: reference.additive(seen, model.dtype)  # noqa: E731
+    rows = torch.arange(49)
+    seen = (rows[None] >= rows[:, None] // segment * segment - memory) & (
+        rows[None] <= rows[:, None]
+    )
+    seen &= rows[None] > rows[:, None] - 6
+    scores = model(ids[:, :-1], attention_mask=mask(seen)).logits.double().log_softmax(-1)
+    expected = -scores.gather(2, ids[:, 1:, None])[0, :, 0]
+    assert carried(model, ids, segment, memory, size)[0].tolist() == pytest.approx(
+        expected.tolist(), abs=1e-4
+    )
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", ["llama", "rwkv"])
+def test_texts_side_by_side_are_read_as_each_alone(name):
+    """The last chunk of RWKV is no single token, which it would mix with the other rows'."""
+    model, ids = make_model(name), random_ids(30, num_texts=3)
+    together = carried(model, ids, 7, 5, 7)
+    alone = torch.cat([carried(model, text[None], 7, 5, 7) for text in ids])
+    torch.testing.assert_close(together, alone, atol=1e-4, rtol=0)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", ["llama", "rwkv", "falcon"])
+def test_the_state_stays_as_large_as_it_is(name):
+    """Memory is flat: what is kept after a thousand tokens is what was kept after thirty."""
+    reader = carrier_of(make_model(name))
+    kept = []
+    for _ in read_on(reader, random_ids(1000), 16, 8, 16):
+        kept.append(state_bytes(reader.state))
+    assert max(kept) == max(kept[:4])
+
+
+def state_bytes(state):
+    if isinstance(state, torch.Tensor):
+        return state.untyped_storage().nbytes()
+    if isinstance(state, list | tuple):
+        return sum(map(state_bytes, state))
+    return sum(state_bytes([layer.keys, layer.values]) for layer in attention_layers(state))
+
+
+def starting_anew():
+    """The state is returned, but the next chunk begins anew."""
+    model = make_model("rwkv")
+    forward = model.forward
+    model.forward = types.MethodType(
+        lambda self, input_ids, state=None, use_cache=None: forward(input_ids, use_cache=True),
+        model,
+    )
+    return model
+
+
+def moshi():
+    """Its cache drops keys of which its passes attend to all, beyond the window only: 5 nats a token."""
+    config = transformers.MoshiConfig(
+        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, ffn_dim=48, sliding_window=16,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return transformers.MoshiForCausalLM(config).eval()
+
+
+DYNAMIC = {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}}
+NOT_CARRIED = [
+    *((partial(make_model, name), "a table of 16 entries") for name in TABLES),
+    (partial(make_model, "llama", **DYNAMIC), "rotary frequencies depend on the length"),
+    (starting_anew, "its logits differ when it continues from the state"),
+]
+# Without the keys before them, those that were kept are taken for the start of the text.
+NOT_CARRIED_BY_NEWEST = [
+    (
+        partial(make_model, "olmo3"),
+        "rotary frequencies depend on the length",
+    ),  # of one kind of layers
+    (
+        partial(make_model, "llama4", attn_temperature_tuning=False),
+        "depends on a token's position in the text, counted by",
+    ),
+    (
+        partial(make_model, "llama4", layer_types=["full_attention"] * 2),
+        "depends on a token's position in the text, counted by",
+    ),
+    (moshi, "its logits differ when it continues from the state"),
+]
+
+
+@pytest.mark.parametrize("make, reason", NOT_CARRIED + (NOT_CARRIED_BY_NEWEST if NEWEST else []))
+def test_a_model_that_cannot_go_on_is_refused(make, reason):
+    with pytest.raises(
+        ValueError,
+        match=rf"`carry` must be left out with `model`: .*{reason}.* Use a sliding window",
+    ):
+        carrier_of(make())
+
+
+def test_keys_of_an_indexer_are_not_dropped():
+    assert can_drop_keys(types.SimpleNamespace(keys=torch.zeros(1)))
+    assert not can_drop_keys(types.SimpleNamespace(indexer_keys=torch.zeros(1)))
+    assert not can_drop_keys(types.SimpleNamespace(idx_keys=torch.zeros(1)))
+    assert not can_drop_keys(types.SimpleNamespace(compressed_kv={"compressor": None}))
+
+
+@pytest.mark.skipif(not NEWEST, reason="its state in this transformers cannot be gone on from")
+@pytest.mark.parametrize("failing", [False, True])
+def test_chunks_beyond_the_windows_of_layers_are_tried(monkeypatch, failing):
+    """Where memory suffices for it."""
+    lengths, model = [], make_model("mixtral", sliding_window=7)
+    forward = type(model).forward
+
+    @functools.wraps(forward)
+    def counting(self, input_ids, **kwargs):
+        lengths.append(input_ids.shape[1])
+        if failing and lengths[-1] > 11:
+            raise MemoryError
+        return forward(self, input_ids, **kwargs)
+
+    monkeypatch.setattr(type(model), "forward", counting)
+    with torch.inference_mode():
+        assert find_reader(model) is not None
+    assert max(lengths) == 18
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_chunks_give_what_one_pass_gives(name):
+    """Every architecture's long pass can be read in parts, also with positions from a table."""
+    if name != "mixtral":
+        needs_its_state(name)
+    model, ids = make_model(name), random_ids(CONTEXT)
+    reader = find_reader(model)
+    reader.begin()
+    parts = [reader.logits(ids[:, a:b]) for a, b in reader.chunks(CONTEXT, 6)]
+    torch.testing.assert_close(torch.cat(parts, 1), model(ids).logits, atol=1e-4, rtol=1e-4)

@@ -277,7 +277,7 @@ def test_an_adapter_of_an_incomplete_model(metric, folder, adapted):
     assert len(kept) < len(weights)
     safetensors.torch.save_file(kept, Path(folder, "model.safetensors"), {"format": "pt"})
     with pytest.raises(
-        ValueError, match=r"4 are missing .*first: transformer\.h\.1\.mlp\.c_fc\.bias.* with peft"
+        ValueError, match=r"4 are missing .*first: transformer\.h\.1\.mlp\.c_fc\.bias"
     ):
         metric.compute(predictions=TEXTS, model_id=path)
 
@@ -320,7 +320,6 @@ def test_an_adapter_where_peft_is_missing(metric, adapted, monkeypatch):
 PLACES = [
     ("no/such/folder", "there is no folder '.*no/such/folder'. Check the path"),
     ("model.safetensors", "the file '.*model.safetensors'. Pass the folder"),
-    ("text.txt", "the file '.*text.txt'. Pass its folder"),
 ]  # fmt: skip
 
 
@@ -332,16 +331,6 @@ def test_what_is_no_folder_is_told_apart(metric, tmp_path, name, message):
         ValueError, match=f"`model_id` must be a folder or a name on the Hub.*{message}"
     ):
         metric.compute(predictions=TEXTS, model_id=str(tmp_path / name))
-
-
-def test_python_without_docstrings(metric, tmp_path, monkeypatch):
-    """transformers reads those of its own classes, and says so in its own words."""
-    flags = types.SimpleNamespace(flags=types.SimpleNamespace(optimize=2))
-    monkeypatch.setattr(loading, "sys", flags)
-    with pytest.raises(
-        ValueError, match=r"(?s)could not be loaded.* Run Python without -OO and PYTHON"
-    ):
-        metric.compute(predictions=TEXTS, model_id=str(tmp_path))
 
 
 @pytest.mark.parametrize("inner", ["", "shards"])

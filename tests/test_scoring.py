@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from perplexity_sliding.scoring import passes
 from perplexity_sliding.scoring.passes import Scorer, batches
-from perplexity_sliding.scoring.runner import Runner
+from perplexity_sliding.scoring.runner import Session
 
 TEXTS = [random_text(length, seed=length) for length in (45, 16, 30, 5, 2)]
 IDS = [[int(word[1:]) for word in text.split()] for text in TEXTS]
@@ -86,14 +86,14 @@ class BelowTheModel(TorchDispatchMode):
     @contextmanager
     def while_scoring(self):
         """Watch, but not while the model is tried, where a mode counts as code of the caller's own."""
-        score_share = Runner._score_share
+        score_share = Session._score_share
 
-        def watched(runner, *args):
+        def watched(session, *args):
             with self:
-                score_share(runner, *args)
+                score_share(session, *args)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Runner, "_score_share", watched)
+            patch.setattr(Session, "_score_share", watched)
             yield self
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):

@@ -23,7 +23,7 @@ from .identity import (
 )
 from .interface import Batch, LogitBlocks, Prefix
 from .loading import (
-    check_decoder,
+    check_config,
     check_exists,
     check_place,
     context_limit,
@@ -178,7 +178,7 @@ class LanguageModel:
         gather_once(model, argument)
         check_tokenizer(tokenizer, tokenizer_argument)
         config = getattr(model, "config", None)
-        check_decoder(config, f"`{argument}`")
+        check_config(config, f"`{argument}`")
         name = model_name(getattr(config, "_name_or_path", "") or type(model).__name__, {})
         return cls(model, tokenizer, name, LIVE, LIVE, f"`{argument}`")
 

@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import threading
+import uuid
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,7 +30,6 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
-    PretrainedConfig,
     PreTrainedTokenizerBase,
 )
 from transformers.utils import cached_file, is_peft_available
@@ -44,7 +44,6 @@ from .module import position_table, text_config
 CONFIGS = ("config.json", "adapter_config.json")
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", *CONFIGS)
 SECONDS = 10
-UNREACHABLE = "not reachable on the Hub"
 
 # Attributes under which configurations state how many tokens the model was built for.
 LIMIT_NAMES = (
@@ -77,27 +76,22 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
         if torch.cuda.is_available():
             return torch.device("cuda")
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    if not isinstance(device, str | torch.device):
-        raise ArgumentTypeError("device", "be a string such as 'cpu' or 'cuda:0'", got=repr(device))
     try:
         resolved = torch.device("cuda" if device == "gpu" else device)
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         raise ArgumentError(
             "device", "be 'cpu', 'gpu', 'cuda', 'cuda:<number>' or 'mps'", got=repr(device)
         ) from None
-    present = {
+    counts = {
         "cpu": 1,
         "cuda": torch.cuda.device_count(),
         "mps": int(torch.backends.mps.is_available()),
-    }.get(resolved.type, 0)
-    if (resolved.index or 0) >= present:
+    }
+    if (resolved.index or 0) >= counts.get(resolved.type, 0):
         raise ArgumentError(
             "device",
             "be a device of this machine",
-            got=(
-                f"{device!r}, but there "
-                f"{'is no such device' if not present else f'are only {present} of its kind'}"
-            ),
+            got=repr(device),
             advice="Leave `device` out to choose automatically.",
         )
     return resolved
@@ -141,7 +135,8 @@ def load_tokenizer(
         try:
             tokenizer = _read_tokenizer(model_id, kwargs)
         except Exception:
-            base = base_of_adapter(model_id, shared)
+            where = {key: shared[key] for key in FILE_KWARGS if key in shared}
+            base = base_of_adapter(model_id, where)
             if base is None:
                 raise
             elsewhere = {"trust_remote_code": kwargs["trust_remote_code"]}
@@ -183,35 +178,33 @@ def load_model(
         # Renamed in transformers 4.56.
         is_renamed = Version(transformers.__version__) >= Version("4.56")
         kwargs["dtype" if is_renamed else "torch_dtype"] = dtype
-    config_kwargs = {key: kwargs[key] for key in SHARED_KWARGS if key in kwargs}
-    with _loading(name):
-        config = kwargs.get("config") or model_id
-        if isinstance(config, str | os.PathLike):
-            config = _load_config(os.fspath(config), config_kwargs)
-    check_decoder(config, name)
-    check_layers(config, name)
+    where = {key: kwargs[key] for key in FILE_KWARGS if key in kwargs}
     option = "model_kwargs" if argument == "model_id" else f"{argument}['model_kwargs']"
+    with _loading(name):
+        base = base_of_adapter(model_id, where)
+        if base and not is_peft_available():
+            raise ValueError("it is an adapter, which requires the package peft: pip install peft")
+        config = kwargs.get("config") or base or model_id
+        if isinstance(config, str | os.PathLike):
+            dropped = ("revision", "subfolder") if base else ()
+            shared = {k: kwargs[k] for k in SHARED_KWARGS if k in kwargs and k not in dropped}
+            config = AutoConfig.from_pretrained(os.fspath(config), **shared)
+    check_config(config, name)
+    loaded: Any
     with _loading(name, argument=option, given=model_kwargs):
-        base = base_of_adapter(model_id, config_kwargs)
-        rows = base and _rows_of_adapter(model_id, config_kwargs)
-        loaded: Any
-        if base and rows and rows != config.get_text_config(decoder=True).vocab_size:
-            loaded = _load_resized(model_id, base, rows, kwargs)
-        else:
+        if base is None:
             loaded = AutoModelForCausalLM.from_pretrained(
                 model_id, output_loading_info=True, **kwargs
             )
-        model, report = loaded
+            model, report = loaded
+        else:
+            model, report = _load_adapter(model_id, base, kwargs, where)
     missing = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
-    if not missing and base and not hasattr(model, "get_base_model"):
-        missing = _unread_weights(model)
     if missing:
-        advice = "Check that the checkpoint is complete and matches its config.json."
-        if hasattr(model, "peft_config"):
-            advice += " If it is, load the adapter with peft, and pass the result as `model`."
         raise ValueError(
             f"{name} must have all weights of its architecture, but {len(missing)} are missing or "
-            f"have another shape (first: {missing[0]}); they would be random numbers. {advice}"
+            f"have another shape (first: {missing[0]}); they would be random numbers. Check that "
+            "the checkpoint is complete and matches its config.json."
         )
     model.eval()
     is_placed = getattr(model, "hf_device_map", None) or getattr(model, "is_quantized", False)
@@ -221,62 +214,35 @@ def load_model(
         return model.to(device)
 
 
-def _rows_of_adapter(model_id: str, kwargs: dict) -> int:
-    """Return for how many tokens an adapter has embeddings of its own; 0 if it has none."""
+def _load_adapter(model_id: str, base: str, kwargs: dict, where: dict) -> tuple[Any, dict]:
+    """Load the base of an adapter, put the adapter into it, and return the report of the base.
+
+    Args:
+        where: arguments that say where the adapter's files are.
+    """
+    from peft import PeftModel
     from peft.utils import load_peft_weights
 
-    where = {key: kwargs[key] for key in FILE_KWARGS if key in kwargs}
-    weights = load_peft_weights(model_id, device="cpu", **where)
-    names = [key for key in weights if re.search(r"(emb|wte|head)(?!.*lora_).*\.weight$", key)]
-    return max((len(weights[key]) for key in names), default=0)
-
-
-def _load_resized(model_id: str, base: str, rows: int, kwargs: dict) -> tuple[Any, dict]:
-    """Load an adapter with tokens of its own, as peft does: the base gets rows for them first."""
-    from peft import PeftModel
-
-    where = {key: kwargs[key] for key in FILE_KWARGS if key in kwargs}
     of_base = {key: kwargs[key] for key in kwargs.keys() - {"revision", "subfolder"}}
     loaded: Any = AutoModelForCausalLM.from_pretrained(base, output_loading_info=True, **of_base)
     model, report = loaded
-    model.resize_token_embeddings(rows)  # the adapter's file has all rows
+    weights = load_peft_weights(model_id, device="cpu", **where)
+    names = [key for key in weights if re.search(r"(emb|wte|head)(?!.*lora_).*\.weight$", key)]
+    rows = max((len(weights[key]) for key in names), default=0)
+    if rows and rows != len(model.get_input_embeddings().weight):
+        model.resize_token_embeddings(
+            rows
+        )  # for tokens of its own: the adapter's file has all rows
     adapted = PeftModel.from_pretrained(model, model_id, autocast_adapter_dtype=False, **where)
-    return adapted, report
-
-
-def _unread_weights(model: torch.nn.Module) -> list[str]:
-    """Return the names of parameters that were in no file of an adapter or its base model.
-
-    The report of transformers 5 is of the adapter alone, but it marks every tensor that it has read.
-    """
-    if Version(transformers.__version__).major < 5:
-        return []
-    ignored = getattr(model, "_keys_to_ignore_on_load_missing", None) or ()
-    return sorted(
-        name
-        for name, parameter in model.named_parameters()
-        if not getattr(parameter, "_is_hf_initialized", False)
-        and not parameter.is_meta  # in a file of its own, with disk offload
-        and not any(re.search(pattern, name) for pattern in ignored)
-    )
-
-
-def _load_config(model_id: str, kwargs: dict) -> PretrainedConfig:
-    """Load the configuration of a model, or of the model that an adapter was trained on."""
-    try:
-        return AutoConfig.from_pretrained(model_id, **kwargs)
-    except Exception:
-        base = base_of_adapter(model_id, kwargs)
-        if base is None:
-            raise
-    if not is_peft_available():
-        raise ValueError("it is an adapter, which requires the package peft: pip install peft")
-    return AutoConfig.from_pretrained(base, trust_remote_code=kwargs["trust_remote_code"])
+    return unwrapped(adapted), report
 
 
 def base_of_adapter(model_id: str, kwargs: dict) -> str | None:
-    """Return the name of an adapter's base model; None for a complete model."""
-    kwargs = {key: kwargs[key] for key in FILE_KWARGS if key in kwargs}
+    """Return the name of an adapter's base model; None for a complete model.
+
+    Args:
+        kwargs: those of `FILE_KWARGS` that are given.
+    """
     path = find_adapter_config_file(model_id, **kwargs)
     if path is None:
         return None
@@ -296,18 +262,12 @@ def check_place(model_id: str, argument: str, kwargs: Collection[str] = ()) -> N
             "'gguf_file' in `model_kwargs` to read it with transformers.",
         )
     if os.path.isfile(model_id):
-        folder, file = os.path.split(model_id)
-        advice = f"Pass its folder, {folder or '.'!r}."
-        if file.endswith((".safetensors", ".bin", ".pt")):
-            advice = (
-                "Pass the folder with the weights, config.json and the tokenizer, such as "
-                f"{folder or '.'!r}."
-            )
         raise ArgumentError(
             argument,
             "be a folder or a name on the Hub",
             got=f"the file {model_id!r}",
-            advice=advice,
+            advice="Pass the folder with the weights, config.json and the tokenizer, such as "
+            f"{os.path.dirname(model_id) or '.'!r}.",
         )
     is_path = os.path.isabs(model_id) or model_id.startswith((".", "~")) or model_id.count("/") > 1
     if is_path and not os.path.isdir(model_id):
@@ -327,15 +287,11 @@ def files_state(model_id: str, model_kwargs: dict) -> list[tuple]:
     places = [
         Path(place).absolute()
         for place in (*parts_of(model_id), base, *model_kwargs.values())
-        if is_path(place)
+        if isinstance(place, str | os.PathLike) and os.path.exists(place)
     ]
     inside = [file for place in places for file in (place, *place.glob("*"), *place.glob("*/*"))]
-    states = [(file, file.stat()) for file in sorted(inside) if file.is_file()]
-    return [(str(file), state.st_size, state.st_mtime_ns) for file, state in states]
-
-
-def is_path(value: object) -> bool:
-    return isinstance(value, str | os.PathLike) and os.path.exists(value)
+    states = [(file, file.stat()) for file in inside if file.is_file()]
+    return sorted((str(file), state.st_size, state.st_mtime_ns) for file, state in states)
 
 
 def parts_of(path: str) -> list[str]:
@@ -346,17 +302,17 @@ def parts_of(path: str) -> list[str]:
     return [f"{found[1]}{number:05}{found[2]}" for number in range(1, int(found[3]) + 1)]
 
 
-def snapshot(value: object) -> object:
-    """Copy arguments, to detect later whether they, or objects in them, have changed."""
-    if isinstance(value, dict):
-        return {key: snapshot(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [snapshot(item) for item in value]
-    if hasattr(value, "to_dict"):  # configurations
-        return type(value), snapshot(vars(value))
-    if value is None or isinstance(value, str | int | float | torch.dtype | torch.device):
-        return value
-    return object()  # equal to nothing, so that objects that cannot be compared count as changed
+def snapshot(value: object) -> str:
+    """Describe arguments, to detect later whether they, or configurations in them, have changed."""
+
+    def describe(value: Any) -> object:
+        if hasattr(value, "to_dict"):
+            return [type(value).__name__, value.to_dict()]
+        if isinstance(value, torch.dtype | torch.device | os.PathLike):
+            return str(value)
+        return uuid.uuid4().hex  # objects that cannot be compared count as changed
+
+    return json.dumps(value, default=describe)
 
 
 def find_commit(model_id: str, model_kwargs: dict) -> str | None:
@@ -418,22 +374,19 @@ def gather_once(model: torch.nn.Module, argument: str) -> None:
                 module.reshard()
 
 
-def check_layers(config: PretrainedConfig, name: str) -> None:
-    """Refuse a configuration without layers, which could be built and scored."""
-    layers = getattr(config.get_text_config(decoder=True), "num_hidden_layers", None)
-    if isinstance(layers, int) and layers < 1:
-        raise ValueError(
-            f"{name} must have at least one layer, but its configuration has "
-            f"num_hidden_layers={layers}. Check its config.json."
-        )
-
-
-def check_decoder(config: object, name: str) -> None:
-    """Refuse encoder-decoder models, whose decoder does not read the scored text as input."""
+def check_config(config: Any, name: str) -> None:
+    """Refuse encoder-decoders, whose decoder does not read the scored text, and models without layers."""
     if getattr(config, "is_encoder_decoder", False):
         raise ValueError(
             f"{name} must be a causal (decoder-only) language model, got the encoder-decoder "
             f"architecture {getattr(config, 'model_type', '?')!r}."
+        )
+    text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else None
+    layers = getattr(text, "num_hidden_layers", None)
+    if isinstance(layers, int) and layers < 1:
+        raise ValueError(
+            f"{name} must have at least one layer, but its configuration has "
+            f"num_hidden_layers={layers}. Check its config.json."
         )
 
 
@@ -464,8 +417,6 @@ def _loading(
     except MemoryError:
         raise
     except Exception as error:  # transformers, safetensors and remote code raise any
-        if sys.flags.optimize > 1:
-            advice = ". Run Python without -OO and PYTHONOPTIMIZE=2: transformers reads docstrings."
         if "trust_remote_code" in str(error):
             advice = ". To run the code in its repository, pass it in `model_kwargs`."
         elif any(key.startswith("load_in_") for key in given):
@@ -493,45 +444,26 @@ def check_exists(
     """
     if os.path.isdir(model_id) or model_kwargs.get("local_files_only"):
         return
-    if is_cached(model_id, model_kwargs, files):
-        return
-    reason = why_unreachable(model_id, model_kwargs)
-    if reason is not None:
-        here = [path.parent.name for name in CONFIGS for path in Path().glob(f"*/{name}")]
-        close = difflib.get_close_matches(os.path.basename(model_id), here, n=1, cutoff=0.5)
-        hint = f" Did you mean {close[0]}?" if close else ""
-        said = f"does not exist: it is not a local folder, {reason}"
-        if reason == UNREACHABLE:  # it may well exist
-            said = (
-                "was never downloaded, and the Hub is not reachable: check the name and the network"
-            )
-        raise ValueError(Wording(f"`{argument}`={model_id!r} {said}.{hint}"))
-
-
-def is_cached(model_id: str, model_kwargs: dict, files: Sequence[str] = CONFIGS) -> bool:
-    """Return whether one of a model's files has been downloaded before."""
     place = {key: model_kwargs[key] for key in ("revision", "cache_dir") if key in model_kwargs}
     try:
-        found = [huggingface_hub.try_to_load_from_cache(model_id, name, **place) for name in files]
-    except HFValidationError:
-        return False
-    return any(isinstance(path, str) for path in found)
-
-
-def why_unreachable(model_id: str, model_kwargs: dict) -> str | None:
-    """Send one request to the Hub; return None if the model exists, or loading gives a better error."""
-    try:
+        for name in files:
+            if isinstance(huggingface_hub.try_to_load_from_cache(model_id, name, **place), str):
+                return
         huggingface_hub.HfApi().model_info(
             model_id, timeout=SECONDS, token=model_kwargs.get("token")
         )
-    except GatedRepoError:
-        return None
-    except RepositoryNotFoundError:
-        return "not on the Hub, or private"
+        return
+    except RepositoryNotFoundError as error:
+        if isinstance(error, GatedRepoError):  # loading gives a better error
+            return
+        said = "does not exist: it is not a local folder, not on the Hub, or private"
     except HFValidationError:
-        return "and not a valid name on the Hub"
+        said = "does not exist: it is not a local folder, and not a valid name on the Hub"
     except HfHubHTTPError:
-        return None
+        return
     except Exception:  # no network, no name server, a proxy: exceptions differ by version
-        return UNREACHABLE
-    return None
+        said = "was never downloaded, and the Hub is not reachable: check the name and the network"
+    here = [path.parent.name for name in CONFIGS for path in Path().glob(f"*/{name}")]
+    close = difflib.get_close_matches(os.path.basename(model_id), here, n=1, cutoff=0.5)
+    hint = f" Did you mean {close[0]}?" if close else ""
+    raise ValueError(Wording(f"`{argument}`={model_id!r} {said}.{hint}"))

@@ -378,8 +378,6 @@ class ServedScorer:
         ValueError: a measure needs logits.
     """
 
-    models: Sequence[ScoredModel] = ()  # an engine reads each prompt alone
-
     def __init__(
         self, model: ServedModel, measures: Sequence[Measure], batch_size: int, batch_tokens: int
     ) -> None:

@@ -7,11 +7,11 @@ that are not in the checkpoint are shared out between processes and scored, with
 import gc
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from tqdm.auto import tqdm
@@ -42,8 +42,7 @@ _HIDDEN: list[bool] = []  # one entry for each context of `bars_hidden`
 LEAST_SAVING = 256
 
 
-@dataclass(frozen=True)
-class Stream:
+class Stream(NamedTuple):
     """Tokens that passes read; equal ones of all measurements are one.
 
     Attributes:
@@ -89,7 +88,38 @@ class Work:
         self.lengths = [self.cost(pass_) for pass_ in self.passes]
         self.costs = self.lengths
         self.shared: list[SharedPrefix] = []
-        self.shown = self._find_shown(num_shown)
+        self.shown: list[list[slice]] = [[] for _ in self.passes]
+        for of_windows, _ in islice(self._placed(), num_shown):
+            for window, place in chain.from_iterable(of_windows):
+                part = slice(place.offset, place.offset + window.num_targets)
+                self.shown[place.number].append(part)
+
+    def _number_streams(self) -> list[list[int]]:
+        """Number the distinct streams of all measurements."""
+        numbers: dict[str, int] = {}
+        number_of: dict[int, int] = {}  # measurements share most streams: each is hashed once
+        for measurement in self.measurements:
+            for position, stream in enumerate(measurement.streams):
+                if id(stream) in number_of:
+                    continue
+                digest = stream_hash(stream.ids)
+                if digest not in numbers:
+                    numbers[digest] = len(self.streams)
+                    context = 0 if stream.part is None else stream.part.targets[0][0]
+                    self.streams.append(Stream(stream.ids, position, digest, context))
+                number_of[id(stream)] = numbers[digest]
+        return [[number_of[id(stream)] for stream in m.streams] for m in self.measurements]
+
+    def _merge(self) -> tuple[list[Pass], list[Place]]:
+        """Return the passes, and for each window the location of its scores."""
+        planned = chain.from_iterable(map(self._planned, range(len(self.measurements))))
+        return merge_windows(list(planned), self.prefixes_agree)
+
+    def _planned(self, number: int) -> Iterator[PlannedWindow]:
+        measurement = self.measurements[number]
+        for of_texts in (measurement.windows, measurement.borders):
+            for stream, windows in zip(self._stream_numbers[number], of_texts):
+                yield from measurement.plan.over(stream, windows)
 
     def share_prefixes(self, model: ScoredModel) -> None:
         """Read contexts that passes share once, if that leaves the scores unchanged."""
@@ -98,32 +128,22 @@ class Work:
         shared = find_shared_prefixes(self.passes, self._prefix, LEAST_SAVING)
         if not shared:
             return
-        if all(model.shares_prefixes(*parts) for parts in self._extremes(shared)):
-            self.shared = shared
-            self.costs = costs_of(self.passes, shared)
-
-    def _extremes(self, shared: Sequence[SharedPrefix]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return passes with a shared prefix, divided there: the most and the fewest tokens after one, the
-        longest prefix.
-
-        A single token may run through other kernels than several, and a cache may keep the last keys alone.
-        """
+        # Tested with the most and the fewest tokens after a prefix, and with the longest prefix: one
+        # token may run through other kernels than several, and a cache may keep the last keys alone.
         cuts = [(group.length, number) for group in shared for number in group.numbers]
         by_rest = sorted(cuts, key=lambda cut: (self.lengths[cut[1]] - cut[0], cut[0]))
-        chosen = dict.fromkeys((by_rest[-1], by_rest[0], max(cuts)))
-        rows = [(self.row(number).inputs, length) for length, number in chosen]
-        return [(inputs[:length], inputs[length:]) for inputs, length in rows]
+        for length, number in dict.fromkeys((by_rest[-1], by_rest[0], max(cuts))):
+            inputs = self.row(number).inputs
+            if not model.shares_prefixes(inputs[:length], inputs[length:]):
+                return
+        self.shared = shared
+        self.costs = costs_of(self.passes, shared)
 
     def _prefix(self, pass_: Pass) -> list[int]:
         """List the context tokens of a pass, except for the last one, whose row is scored."""
         end = min(self.streams[pass_.stream].num_context, pass_.targets[0][0]) - 1
         prefix = self.streams[pass_.stream].ids[pass_.begin : max(pass_.begin, end)].tolist()
         return [pass_.start_token, *prefix] if prefix and pass_.start_token is not None else prefix
-
-    @property
-    def max_length(self) -> int:
-        """The longest window of the plans."""
-        return max(measurement.plan.max_length for measurement in self.measurements)
 
     def cost(self, pass_: Pass) -> int:
         """Count the tokens that a pass reads."""
@@ -153,7 +173,11 @@ class Work:
     ) -> Iterator[tuple[Measurement, list[list[Columns]], int]]:
         """Yield each measurement, the scores of the windows of its texts, and its cost alone."""
         for number, (of_windows, _) in enumerate(self._placed()):
-            cost = self._cost_alone(number)
+            cost = sum(self.costs)
+            if len(self.measurements) > 1:
+                passes = merge_windows(list(self._planned(number)), self.prefixes_agree)[0]
+                shared = self.shared and find_shared_prefixes(passes, self._prefix, LEAST_SAVING)
+                cost = sum(costs_of(passes, shared))
             yield self.measurements[number], cut_texts(of_windows, scores), cost
 
     def of_borders(self, scores: Sequence[Columns]) -> Iterator[list[list[Columns]]]:
@@ -170,97 +194,6 @@ class Work:
                 for of_texts in (measurement.windows, measurement.borders)
             ]
 
-    def _merge(self) -> tuple[list[Pass], list[Place]]:
-        """Return the passes, and for each window the location of its scores."""
-        planned = [
-            window for number in range(len(self.measurements)) for window in self._planned(number)
-        ]
-        return merge_windows(planned, self.prefixes_agree)
-
-    def _find_shown(self, num_shown: int | None) -> list[list[slice]]:
-        shown: list[list[slice]] = [[] for _ in self.passes]
-        for of_windows, _ in islice(self._placed(), num_shown):
-            for window, place in chain.from_iterable(of_windows):
-                shown[place.number].append(slice(place.offset, place.offset + window.num_targets))
-        return shown
-
-    def _cost_alone(self, number: int) -> int:
-        """Count the tokens that a measurement alone would read."""
-        if len(self.measurements) == 1:
-            return sum(self.costs)
-        passes = merge_windows(list(self._planned(number)), self.prefixes_agree)[0]
-        shared = self.shared and find_shared_prefixes(passes, self._prefix, LEAST_SAVING)
-        return sum(costs_of(passes, shared))
-
-    def _planned(self, number: int) -> Iterator[PlannedWindow]:
-        measurement = self.measurements[number]
-        for of_texts in (measurement.windows, measurement.borders):
-            for stream, windows in zip(self._stream_numbers[number], of_texts):
-                yield from measurement.plan.over(stream, windows)
-
-    def _number_streams(self) -> list[list[int]]:
-        """Number the distinct streams of all measurements."""
-        numbers: dict[str, int] = {}
-        digests: dict[int, str] = {}  # measurements share most streams: each is hashed once
-        for measurement in self.measurements:
-            for position, stream in enumerate(measurement.streams):
-                if id(stream) not in digests:
-                    digest = digests[id(stream)] = stream_hash(stream.ids)
-                    if digest not in numbers:
-                        numbers[digest] = len(self.streams)
-                        context = 0 if stream.part is None else stream.part.targets[0][0]
-                        self.streams.append(Stream(stream.ids, position, digest, context))
-        return [
-            [numbers[digests[id(stream)]] for stream in measurement.streams]
-            for measurement in self.measurements
-        ]
-
-
-def prepare_model(model: ScoredModel, measurements: Sequence[Measurement]) -> None:
-    """Get a model ready for the longest window, and check the token ids.
-
-    Args:
-        measurements: everything that the model will read.
-
-    Raises:
-        MemoryError, ValueError: the model cannot score these texts.
-    """
-    model.prepare(max(measurement.longest_pass for measurement in measurements))
-    check_ids(model, measurements)
-
-
-def plan_work(
-    models: Sequence[ScoredModel], measurements: Sequence[Measurement], num_shown: int | None = None
-) -> Work:
-    """Merge the windows of measurements into passes.
-
-    Args:
-        models: prepared.
-        num_shown: see `Work`.
-    """
-    with without_collecting():
-        work = Work(measurements, all(model.prefixes_agree for model in models), num_shown)
-    if len(models) == 1:
-        work.share_prefixes(models[0])
-    return work
-
-
-def check_ids(model: ScoredModel, measurements: Sequence[Measurement]) -> None:
-    """Refuse token ids without an embedding or a logit."""
-    size = min(model.num_embeddings or model.vocabulary_size, model.vocabulary_size)
-    for measurement in measurements:
-        largest = [int(stream.ids.max(initial=0)) for stream in measurement.streams]
-        beyond = [number for number, token in enumerate(largest) if token >= size]
-        start_id = measurement.plan.start_id or 0
-        if beyond or start_id >= size:
-            where = f"in the texts at {name_positions(beyond)}" if beyond else "as its start token"
-            raise ArgumentError(
-                "tokenizer",
-                f"return token ids below {size}, the size of the model's vocabulary",
-                got=f"{max(start_id, *largest)} {where}",
-                advice="It belongs to another model.",
-            )
-
 
 def costs_of(passes: Sequence[Pass], shared: Sequence[SharedPrefix]) -> list[int]:
     """Count the tokens that each pass reads; a shared prefix counts for its first pass."""
@@ -275,17 +208,41 @@ def cut_texts(
     placed: Sequence[Sequence[tuple[Window, Place]]], scores: Sequence[Columns]
 ) -> list[list[Columns]]:
     """Slice the scores of the windows of texts from those of the passes."""
+
+    def cut(columns: Columns, offset: int, count: int) -> Columns:
+        if count == len(columns["nll"]):
+            return columns
+        return {name: values[offset : offset + count] for name, values in columns.items()}
+
     return [
         [cut(scores[place.number], place.offset, window.num_targets) for window, place in of_text]
         for of_text in placed
     ]
 
 
-def cut(columns: Columns, offset: int, count: int) -> Columns:
-    """Slice the scores of a window from those of its pass."""
-    if count == len(columns["nll"]):
-        return columns
-    return {name: values[offset : offset + count] for name, values in columns.items()}
+def prepare_model(model: ScoredModel, measurements: Sequence[Measurement]) -> None:
+    """Get a model ready for the longest window, and refuse token ids without an embedding or a logit.
+
+    Args:
+        measurements: everything that the model will read.
+
+    Raises:
+        MemoryError, ValueError: the model cannot score these texts.
+    """
+    model.prepare(max(measurement.longest_pass for measurement in measurements))
+    size = min(model.num_embeddings or model.vocabulary_size, model.vocabulary_size)
+    for measurement in measurements:
+        largest = [int(stream.ids.max(initial=0)) for stream in measurement.streams]
+        beyond = [number for number, token in enumerate(largest) if token >= size]
+        start_id = measurement.plan.start_id or 0
+        if beyond or start_id >= size:
+            where = f"in the texts at {name_positions(beyond)}" if beyond else "as its start token"
+            raise ArgumentError(
+                "tokenizer",
+                f"return token ids below {size}, the size of the model's vocabulary",
+                got=f"{max(start_id, *largest)} {where}",
+                advice="It belongs to another model.",
+            )
 
 
 # --- running them ---------------------------------------------------------------------------------
@@ -304,27 +261,6 @@ class Progress:
     done: int
     total: int
     perplexity: float
-
-
-class RunningEstimate:
-    """Perplexity of the tokens scored so far, and number of tokens read."""
-
-    def __init__(self, total: int) -> None:
-        self.total, self.done = total, 0
-        self.nll_sum, self.num_scored = 0.0, 0
-
-    def add(self, nlls: Sequence[np.ndarray], cost: int) -> None:
-        """Add passes: their nlls that are part of the result, and the tokens that they read."""
-        if nlls:
-            together = np.concatenate(nlls)
-            self.nll_sum += float(together.sum(dtype=np.float64))
-            self.num_scored += len(together)
-        self.done += cost
-
-    @property
-    def perplexity(self) -> float:
-        with np.errstate(over="ignore"):
-            return float(np.exp(self.nll_sum / self.num_scored)) if self.num_scored else math.nan
 
 
 @dataclass(frozen=True)
@@ -369,70 +305,57 @@ class Session:
             models: prepared models, see `prepare_model`.
             num_shown: number of the first measurements whose perplexity is reported.
         """
-        work = plan_work(models, measurements, num_shown)
-        batch_tokens = self.batch_size * work.max_length
-        scorer: PassScorer
+        with without_collecting():
+            work = Work(measurements, all(model.prefixes_agree for model in models), num_shown)
+        if len(models) == 1:
+            work.share_prefixes(models[0])
+        batch_tokens = self.batch_size * max(m.plan.max_length for m in measurements)
+        scorer: Scorer | ServedScorer
         if isinstance(models[0], ServedModel):
             scorer = ServedScorer(models[0], measures, self.batch_size, batch_tokens)
         else:
             scorer = Scorer(models, measures, batch_tokens)
-        return work, Runner(self, scorer, work).run(models, measures)
-
-
-def describe_all(models: Sequence[ScoredModel], work: Work, measures: Sequence[Measure]) -> str:
-    """Describe on one line everything that processes must share."""
-    signatures = [
-        describe_measurement(model, measurement.signature_fields(), words_given=False)["signature"]
-        for model in models
-        for measurement in work.measurements
-    ]
-    # A chat template may write another text in each process, such as the time.
-    passes = digest_of([[stream.digest for stream in work.streams], work.passes])
-    return repr((signatures, [measure.key for measure in measures], passes))
-
-
-class PassScorer(Protocol):
-    """Scores passes; see `Scorer`."""
-
-    @property
-    def models(self) -> Sequence[ScoredModel]: ...
-
-    def score(
-        self, row_of: Callable[[int], Any], lengths: Sequence[int], finished: Set[int] = ...
-    ) -> Iterator[tuple[list[int], list[Columns]]]: ...
-
-
-class Runner:
-    """Scores the passes of a work with the settings of a session.
-
-    Args:
-        scorer: of the session's models.
-    """
-
-    def __init__(self, session: Session, scorer: PassScorer, work: Work) -> None:
-        self.session, self.scorer, self.work = session, scorer, work
-        self.checkpoint, self.processes = session.checkpoint, session.processes
+        return work, self.run(scorer, work, models, measures)
 
     def run(
-        self, models: Sequence[ScoredModel], measures: Sequence[Measure], key_prefix: str = ""
+        self,
+        scorer: Any,
+        work: Work,
+        models: Sequence[ScoredModel],
+        measures: Sequence[Measure],
+        key_prefix: str = "",
     ) -> list[Columns]:
         """Return the scores of every pass, in all processes.
 
         Args:
+            scorer: `Scorer` or one of its kind.
             models, measures: of the scorer; all processes must have the same.
             key_prefix: identifies everything but the input tokens that the scores depend on.
         """
+        digests = [stream.digest for stream in work.streams]
+
+        def describe() -> str:
+            signatures = [
+                describe_measurement(model, measurement.signature_fields(), words_given=False)
+                for model in models
+                for measurement in work.measurements
+            ]
+            lines = [signature["signature"] for signature in signatures]
+            # A chat template may write another text in each process, such as the time.
+            passes = digest_of([digests, work.passes])
+            return repr((key_prefix, lines, [measure.key for measure in measures], passes))
+
         self.processes.agree(
-            lambda: key_prefix + describe_all(models, self.work, measures),
+            describe,
             "model, settings and tokens",
             "Pass the same models, tokenizers, chat templates and arguments to every process.",
         )
         finished: dict[int, Columns] = {}
         if self.checkpoint is not None:
             self.checkpoint.use(models, measures, key_prefix)
-            digests = [stream.digest for stream in self.work.streams]
-            wanted = [(digests[pass_.stream], pass_) for pass_ in self.work.passes]
-            finished = self.checkpoint.load(wanted)
+            finished = self.checkpoint.load(
+                [(digests[pass_.stream], pass_) for pass_ in work.passes]
+            )
         # Each process may have a checkpoint of its own: the first that has a pass hands it over.
         holders: dict[int, int] = {}
         for rank, numbers in enumerate(self.processes.exchange(list(finished))):
@@ -441,121 +364,104 @@ class Runner:
         rank = self.processes.rank
         scores = {number: finished[number] for number in finished if holders[number] == rank}
         try:
-            self._score_share(scores, holders.keys())
+            self._score_share(scorer, work, scores, holders.keys())
         except Exception as error:
             self.processes.announce(error)
             raise
         gathered = dict(chain.from_iterable(self.processes.exchange(list(scores.items()))))
-        return [gathered[number] for number in range(len(self.work.passes))]
+        return [gathered[number] for number in range(len(work.passes))]
 
-    def _score_share(self, scores: dict[int, Columns], known: Set[int]) -> None:
+    def _score_share(
+        self, scorer: Any, work: Work, scores: dict[int, Columns], known: Set[int]
+    ) -> None:
         """Score this process's passes into `scores`, longest first, and show progress.
 
         Args:
             known: passes that one of the processes has the scores of.
         """
-        share = self.work.share(self.processes)
-        costs = [self.work.costs[number] for number in share]
-        finished = {place for place, number in enumerate(share) if number in known}
-        estimate = RunningEstimate(sum(costs))
-        known_here = [share[place] for place in finished]
-        estimate.add(self._shown(known_here, scores), sum(costs[place] for place in finished))
-        resumed = getattr(self.session.callback, "resumed", None)
-        if estimate.done and resumed is not None:
-            resumed(estimate.done, estimate.total)
+        share = work.share(self.processes)
+        finished = [number for number in share if number in known]
+        total = sum(work.costs[number] for number in share)
+        done, nll_sum, num_scored = 0, 0.0, 0
+
+        def count(numbers: Sequence[int]) -> float:
+            """Add passes, and return the perplexity of the tokens scored so far."""
+            nonlocal done, nll_sum, num_scored
+            done += sum(work.costs[number] for number in numbers)
+            here = [number for number in numbers if number in scores]
+            nlls = [scores[number]["nll"][part] for number in here for part in work.shown[number]]
+            if nlls:
+                together = np.concatenate(nlls)
+                nll_sum += float(together.sum(dtype=np.float64))
+                num_scored += len(together)
+            with np.errstate(over="ignore"):
+                return float(np.exp(nll_sum / num_scored)) if num_scored else math.nan
+
+        count(finished)
+        resumed = getattr(self.callback, "resumed", None)
+        if done and resumed is not None:
+            resumed(done, total)
         hidden = True if self.processes.rank else None
-        bar = progress_bar(
-            total=estimate.total,
-            initial=estimate.done,
-            unit="token",
-            desc="Scoring",
-            disable=hidden,
-        )
-        with bar, self._naming_text(share):
-            for places, batch in self._batches(share, finished):
-                numbers = [share[place] for place in places]
-                self._check_numbers(numbers, batch)
+        bar = progress_bar(total=total, initial=done, unit="token", desc="Scoring", disable=hidden)
+        with bar:
+            for numbers, batch in score_passes(scorer, work, share, set(finished)):
+                check_scores(work, numbers, batch)
                 scores.update(zip(numbers, batch))
-                cost = sum(costs[place] for place in places)
-                estimate.add(self._shown(numbers, scores), cost)
-                self._save(numbers, batch)
-                bar.set_postfix(perplexity=f"{estimate.perplexity:.2f}", refresh=False)
-                bar.update(cost)
-                if self.session.callback is not None:
-                    self.session.callback(
-                        Progress(estimate.done, estimate.total, estimate.perplexity)
-                    )
+                before, perplexity = done, count(numbers)
+                if self.checkpoint is not None:
+                    passes = [work.passes[number] for number in numbers]
+                    texts = [work.streams[pass_.stream].digest for pass_ in passes]
+                    self.checkpoint.save(zip(texts, passes, batch))
+                bar.set_postfix(perplexity=f"{perplexity:.2f}", refresh=False)
+                bar.update(done - before)
+                if self.callback is not None:
+                    self.callback(Progress(done, total, perplexity))
 
-    def _batches(
-        self, share: Sequence[int], finished: Set[int]
-    ) -> Iterator[tuple[list[int], list[Columns]]]:
-        """Iterate over the scores of a share, by place, those that share a context first."""
-        place_of = {number: place for place, number in enumerate(share)}
-        after_prefix = []
-        shared: set[int] = set()
-        for group in self.work.shared:
-            places = [place_of[number] for number in group.numbers if number in place_of]
-            shared.update(places)
-            unfinished = [place for place in places if place not in finished]
-            if unfinished:
-                after_prefix.append((unfinished, group.length))
 
-        def row_of(place: int) -> Row:
-            return self.work.row(share[place])
+def score_passes(
+    scorer: Any, work: Work, share: Sequence[int], finished: Set[int]
+) -> Iterator[tuple[list[int], list[Columns]]]:
+    """Score a share of passes, those that share a context first; yield after every batch."""
+    place_of = {number: place for place, number in enumerate(share)}
+    done = {place_of[number] for number in finished}
+    after_prefix = []
+    apart = set(done)
+    for group in work.shared:
+        places = [place_of[number] for number in group.numbers if number in place_of]
+        apart.update(places)
+        if unfinished := [place for place in places if place not in done]:
+            after_prefix.append((unfinished, group.length))
 
-        lengths = [self.work.lengths[number] for number in share]
-        apart = self.scorer.score(row_of, lengths, shared.union(finished))
-        if not isinstance(self.scorer, Scorer):
-            return apart
-        together = (self.scorer.score_after_prefix(row_of, *group) for group in after_prefix)
-        return chain(chain.from_iterable(together), apart)
+    def row_of(place: int) -> Any:
+        return work.row(share[place])
 
-    @contextmanager
-    def _naming_text(self, share: Sequence[int]) -> Iterator[None]:
-        """Add the text and the tokens of a pass to the error that refuses it."""
-        try:
-            yield
-        except PassError as error:
-            pass_ = self.work.passes[share[error.number]]
-            raise ValueError(
-                f"{error} It is the window over tokens {pass_.begin} to {pass_.end - 1} of the "
-                f"text at position {self.work.streams[pass_.stream].text}."
-            ) from None
+    streams = [scorer.score_after_prefix(row_of, *group) for group in after_prefix]
+    streams.append(scorer.score(row_of, [work.lengths[number] for number in share], apart))
+    try:
+        for places, batch in chain.from_iterable(streams):
+            yield [share[place] for place in places], batch
+    except PassError as error:
+        pass_ = work.passes[share[error.number]]
+        raise ValueError(
+            f"{error} It is the window over tokens {pass_.begin} to {pass_.end - 1} of the "
+            f"text at position {work.streams[pass_.stream].text}."
+        ) from None
 
-    def _shown(self, numbers: Sequence[int], scores: Mapping[int, Columns]) -> list[np.ndarray]:
-        """List the nlls of this process's passes that are part of the result."""
-        return [
-            scores[number]["nll"][part]
-            for number in numbers
-            if number in scores
-            for part in self.work.shown[number]
-        ]
 
-    def _save(self, numbers: Sequence[int], batch: Sequence[Columns]) -> None:
-        if self.checkpoint is None:
-            return
-        passes = [self.work.passes[number] for number in numbers]
-        self.checkpoint.save(
-            (self.work.streams[pass_.stream].digest, pass_, columns)
-            for pass_, columns in zip(passes, batch)
-        )
-
-    def _check_numbers(self, numbers: Sequence[int], batch: Sequence[Columns]) -> None:
-        """Refuse NaN, naming the model and the text; infinity is a result."""
-        for name, who in (("nll", "model"), ("reference_nll", "reference model")):
-            values = [columns[name] for columns in batch if name in columns]
-            if not values or not np.isnan(np.concatenate(values)).any():
-                continue
-            broken = next(n for n, nlls in zip(numbers, values) if np.isnan(nlls).any())
-            pass_ = self.work.passes[broken]
-            raise ValueError(
-                Wording(
-                    f"The {who} gave NaN for the text at position "
-                    f"{self.work.streams[pass_.stream].text}, in its tokens {pass_.targets[0][0]} "
-                    f"to {pass_.end - 1}. Its weights contain NaN, or it overflows in its dtype: "
-                    "load it with `dtype='float32'`."
-                )
+def check_scores(work: Work, numbers: Sequence[int], batch: Sequence[Columns]) -> None:
+    """Refuse NaN, naming the model and the text; infinity is a result."""
+    for name, who in (("nll", "model"), ("reference_nll", "reference model")):
+        values = [columns[name] for columns in batch if name in columns]
+        if not values or not np.isnan(np.concatenate(values)).any():
+            continue
+        pass_ = next(work.passes[n] for n, nlls in zip(numbers, values) if np.isnan(nlls).any())
+        raise ValueError(
+            Wording(
+                f"The {who} gave NaN for the text at position {work.streams[pass_.stream].text}, in "
+                f"its tokens {pass_.targets[0][0]} to {pass_.end - 1}. Its weights contain NaN, or "
+                "it overflows in its dtype: load it with `dtype='float32'`."
             )
+        )
 
 
 def progress_bar(**settings: object) -> tqdm:
