@@ -76,9 +76,11 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
         if torch.cuda.is_available():
             return torch.device("cuda")
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    if not isinstance(device, str | torch.device):
+        raise ArgumentTypeError("device", "be a string such as 'cpu' or 'cuda:0'", got=repr(device))
     try:
         resolved = torch.device("cuda" if device == "gpu" else device)
-    except (RuntimeError, TypeError):
+    except RuntimeError:
         raise ArgumentError(
             "device", "be 'cpu', 'gpu', 'cuda', 'cuda:<number>' or 'mps'", got=repr(device)
         ) from None
