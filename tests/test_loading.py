@@ -401,28 +401,28 @@ def test_weights_that_the_configuration_names_are_looked_at(folder, named, writt
         Path(folder, name).mkdir()
     index = {"weight_map": {"weight": "t/model.safetensors"}}
     Path(folder, "s/model.safetensors.index.json").write_text(json.dumps(index))
-    before = loading.files_state(folder, {}, {})
+    before = loading.files_state(folder, {})
     Path(folder, written).write_bytes(b"weights")
-    assert loading.files_state(folder, {}, {}) != before
+    assert loading.files_state(folder, {}) != before
 
 
 def test_all_parts_of_a_split_file_are_looked_at(tmp_path):
     first, second = (tmp_path / f"m-0000{n}-of-00002.gguf" for n in (1, 2))
     for part in (first, second):
         part.write_bytes(b"GGUF")
-    before = loading.files_state(str(first), {}, {})
+    before = loading.files_state(str(first), {})
     second.write_bytes(b"GGUF again")
-    assert loading.files_state(str(first), {}, {}) != before
+    assert loading.files_state(str(first), {}) != before
 
 
 def test_the_working_folder_is_not_looked_at(folder, tmp_path, monkeypatch):
     """It was taken for the base of an adapter where there is none."""
     monkeypatch.chdir(tmp_path)
-    before = loading.files_state(folder, {}, {})
+    before = loading.files_state(folder, {})
     templates = Path("additional_chat_templates")
     templates.mkdir()
     (templates / "default.jinja").write_text("")
-    assert loading.files_state(folder, {}, {}) == before
+    assert loading.files_state(folder, {}) == before
 
 
 def test_a_table_of_sines_is_a_limit(metric, tokenizer):
