@@ -303,9 +303,9 @@ class Editor {
   }
 
   makeHandle(name) {
-    const handle = make("button", `handle ${name}`);
-    handle.type = "button";
+    const handle = make("span", `handle ${name}`);
     handle.hidden = true;
+    handle.tabIndex = 0;
     handle.setAttribute("role", "slider");
     handle.setAttribute("aria-label", `Handle of the ${name}, on the text`);
     handle.append(make("span", "", name));
@@ -361,7 +361,7 @@ class Editor {
     const [from, first, end] = this.data.windows[this.now];
     const count = `Window ${fmt(this.now + 1)} of ${fmt(this.data.windows.length)}`;
     const forgot = from > 0 ? " It has forgotten everything before here." : "";
-    say(`${count}: it reads ${tokens(end - from)} and guesses ${tokens(end - first)}.${forgot}`);
+    say(`${count}: it reads ${tokens(end - from)} and guesses ${fmt(end - first)}.${forgot}`);
     const element = this.element(this.pieceOf[first]);
     if (!element) return;
     const top = element.offsetTop - area.scrollTop;

@@ -255,6 +255,7 @@ function glide() {
   editor.play(1, clamp(5000 / windows.length, 150, 900), () => {
     editor.showWindow(false);
     area.scrollTop = 0;
+    say("Its window slid over the text: Play shows it again.");
   });
 }
 

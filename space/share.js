@@ -65,7 +65,10 @@ function layCard(draw, size, lines) {
     }
     const begins = n === 0 || !parts[n - 1].part.trim();
     if (part === "\n" || (begins && x && x + word > most)) {
-      if (rows.length === lines) return { rows, isCut: true };
+      if (rows.length === lines) {
+        rows.at(-1).push({ part: " …", name: "", x, width: 0 });
+        return { rows, isCut: true };
+      }
       rows.push([]);
       x = 0;
     }
@@ -79,13 +82,13 @@ function layCard(draw, size, lines) {
 
 async function drawCard() {
   const { canvas, draw } = await beginCard(), colours = lightColours(), { margin, width, height } = CARD;
-  const sizes = [[64, 4], [52, 5], [42, 6], [34, 7], [28, 9]];
-  let laid, size, lines;
-  for ([size, lines] of sizes) {
-    laid = layCard(draw, size, lines);
+  const top = 32, room = 368, line = 1.5; // of the text
+  let laid, size;
+  for (size of [76, 64, 52, 42, 34, 28]) {
+    laid = layCard(draw, size, Math.floor(room / (line * size)));
     if (!laid.isCut) break;
   }
-  let y = margin + size;
+  let y = top + (room - line * size * laid.rows.length) / 2 + 1.1 * size;
   for (const row of laid.rows) {
     for (const { part, name, x, width: wide } of row) {
       draw.fillStyle = colours[name] ?? "#ffffff";
@@ -94,9 +97,8 @@ async function drawCard() {
       if (part.trim() && colours[name]) draw.fill();
       write(draw, part, margin + x, y, size, { weight: 500, ink: name === "b5" ? "#ffffff" : "#1b2330" });
     }
-    y += size * 1.5;
+    y += line * size;
   }
-  if (laid.isCut) write(draw, "…", margin, y - size * 0.7, size);
   const wide = write(draw, number(result.perplexity), margin, height - 130, 96, { weight: 700 });
   write(draw, "perplexity", margin + wide + 20, height - 130, 30, { ink: "#566074" });
   const { worst } = result, told = worst ? `Biggest surprise: “${worst.word}”, ${worst.odds}` : result.verdict;

@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 
 from perplexity_sliding.results.comparison import (
-    PairedClusters,
     PairedScores,
     common_pieces,
     compare,
     correlation,
     judge,
-    plain_interval,
     positive_interval,
     tool_errors,
     worst_tokens,
@@ -43,24 +41,23 @@ def scores_of(lengths, contexts=None, targets=None, **columns) -> PairedScores:
     filled = {name: np.broadcast_to(np.asarray(value), size) for name, value in given.items()}
     contexts = positions + 1 if contexts is None else np.asarray(contexts)
     targets = np.ones(size, int) if targets is None else np.asarray(targets)
-    return PairedScores(lengths, texts, positions, contexts, targets, filled)
+    return PairedScores(lengths, texts, positions, contexts, targets, filled, block_tokens=1)
 
 
 def ratio_of(scores) -> dict:
     """As the results of two measurements have it."""
-    clusters = PairedClusters(scores, 1)
-    estimate = clusters.mean(scores.differences)
+    estimate = scores.mean(scores.differences)
     interval = estimate.interval and [math.exp(bound) for bound in estimate.interval]
     return {
         "ratio": math.exp(estimate.value),
         "interval": interval,
         "pvalue": estimate.pvalue,
-        "sample": clusters.sample,
+        "sample": scores.clusters.sample,
     }
 
 
 def compared(scores, margin=None) -> dict:
-    return compare(scores, ratio_of(scores), block_tokens=1, margin=margin)
+    return compare(scores, ratio_of(scores), margin=margin)
 
 
 # ---- pieces of text
@@ -404,21 +401,20 @@ def naive(values, truth) -> bool:
     return abs(values.mean() - truth) <= reach
 
 
-def log_ratio(scores, clusters):
-    return scores.differences, plain_interval(clusters.mean(scores.differences))
+def log_ratio(scores):
+    return scores.differences, scores.mean(scores.differences).interval
 
 
-def divergence(scores, clusters):
-    return scores["kl"], positive_interval(clusters.mean(scores["kl"]))
+def divergence(scores):
+    return scores["kl"], positive_interval(scores.mean(scores["kl"]))
 
 
-def agreement(scores, clusters):
-    column = 1 - scores["total_variation"]
-    return column, clusters.share(column)[1]
+def agreement(scores):
+    return 1 - scores["total_variation"], compared(scores)["token_agreement_interval"]
 
 
-def same_top(scores, clusters):
-    return scores["reference_top"], clusters.share(scores["reference_top"])[1]
+def same_top(scores):
+    return scores["reference_top"], compared(scores)["same_top_interval"]
 
 
 # What is drawn, the column and interval of a statistic, and its true value.
@@ -441,7 +437,7 @@ def test_coverage(draw, statistic, truth):
     hits = naive_hits = 0
     for _ in range(CORPORA):
         scores = scores_of([60] * TEXTS, **draw(generator))
-        column, interval = statistic(scores, PairedClusters(scores, 1))
+        column, interval = statistic(scores)
         hits += interval[0] <= truth <= interval[1]
         naive_hits += naive(column, truth)
     assert 0.92 <= hits / CORPORA <= 0.98

@@ -10,8 +10,6 @@ import torch
 from models import BOS, CONTEXT, make_byte_tokenizer, make_model, make_tokenizer, random_text
 from test_parts import CHAT, PLAIN_TEMPLATE
 
-from perplexity_sliding.results.pairs import with_edges
-
 CONTEXTS = [random_text(length, seed=length) for length in range(4, 30, 2)]
 TEXTS = [" " + random_text(length, seed=7 * length) for length in range(30, 4, -2)]
 SPANS = [[(3, 9), (20, len(text))] for text in TEXTS]
@@ -102,6 +100,17 @@ def test_contexts_are_compared_by_bytes(compute):
     assert comparison["reference_bits_per_byte"] == pytest.approx(reference_bits)
 
 
+def test_a_span_after_white_space_that_has_no_token_is_compared(compute):
+    """Words have no token for it, bytes have one, which is not scored."""
+    byte_model, byte_tokenizer = make_model("gpt2", vocab_size=300), make_byte_tokenizer()
+    of_bytes = {"reference": {"model": byte_model, "tokenizer": byte_tokenizer}}
+    both = compute(
+        predictions=["w1 w2 w3"], score_spans=[[(3, 5)]], return_token_scores=True, **of_bytes
+    )
+    assert both["comparison"]["num_compared_bytes"] == 2
+    assert both["piece_scores"][0]["offsets"] == [[3, 5]]
+
+
 @pytest.mark.parametrize("template", [None, "<bos>{{ messages[0]['content'] }}", PLAIN_TEMPLATE])
 def test_the_reference_reads_the_chats_that_the_model_reads(compute, template):
     """A base model has no template, or another; the ends of turns are no bytes of an answer."""
@@ -170,19 +179,3 @@ def test_what_has_no_counterpart_is_refused(compute, other):
     arguments = PARTS["contexts"] | {"reference": other}
     with pytest.raises(ValueError, match="`words` must be left out with a reference"):
         compute(**arguments, words=True)
-
-
-@pytest.mark.parametrize(
-    "edges, expected",
-    [
-        ([0], [[0, 5], [6, 11]]),
-        ([5], [[0, 5], [6, 11]]),  # a token ends there, and another part may have scored it
-        ([6], [[0, 5], [5, 6], [6, 11]]),
-        ([0, 6], [[0, 5], [5, 6], [6, 11]]),
-        ([8], [[0, 5], [6, 11]]),  # within a token
-    ],
-)
-def test_what_no_token_has_before_an_edge_is_unscored(edges, expected):
-    offsets, nll = with_edges(edges, np.array([[0, 5], [6, 11]]), np.array([1.0, 2.0]))
-    assert offsets.tolist() == expected
-    assert np.isnan(nll).tolist() == [pair == [5, 6] for pair in expected]

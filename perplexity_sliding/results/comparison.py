@@ -8,13 +8,14 @@ texts, or parts of texts, never tokens.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from ..digests import ROUNDING
 from ..errors import ArgumentError
-from .uncertainty import Blocks, Estimate, as_ratio, estimate_ratio, share_interval
+from .uncertainty import Blocks, Clusters, Estimate, as_ratio, estimate_ratio, share_interval
 
 # Equal weights differ by less in float32, in nats, at a single token.
 TOKEN_ROUNDING = 1e-5
@@ -25,8 +26,6 @@ PERCENTILES = (0, 0.1, 1, 5, 10, 25, 50, 75, 90, 95, 99, 99.9, 100)
 # Maximum mean probability of ids that only one of the models has; above it, the models are not
 # comparable over the common ids.
 MOST_OUTSIDE = 1e-3
-
-Interval = list[float] | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +38,8 @@ class PairedScores:
         positions: its place there (N,).
         contexts: tokens that its prediction sees (N,).
         targets: its id (N,).
-        columns: `nll` and all that `divergence.Divergence` gives, each (N,).
+        columns: `nll` and all that `Divergence` gives, each (N,).
+        block_tokens: fewest scored tokens in a part of a text that is taken as independent.
     """
 
     lengths: Sequence[int]
@@ -48,6 +48,7 @@ class PairedScores:
     contexts: np.ndarray
     targets: np.ndarray
     columns: dict[str, np.ndarray]
+    block_tokens: float
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -72,52 +73,35 @@ class PairedScores:
         """Whether whole distributions were compared, not only the probabilities of the tokens."""
         return "kl" in self.columns
 
-
-class PairedClusters:
-    """Clusters that are assumed to be independent, and sums of any column of tokens over them.
-
-    Args:
-        block_tokens: fewest scored tokens in a part of a text.
-    """
-
-    def __init__(self, scores: PairedScores, block_tokens: float) -> None:
-        self.scores = scores
-        ones = Blocks.of(scores.lengths, scores.texts, scores.positions, [np.ones(len(scores))])
-        self.num_parts = ones.num_parts(block_tokens)
-        clusters = ones.cut(self.num_parts)
-        self.sample, self.scope = clusters.sample, clusters.scope
+    @cached_property
+    def clusters(self) -> Clusters:
+        """The texts, or parts of texts, that are assumed to be independent."""
+        ones = np.ones(len(self))
+        return Blocks.of(self.lengths, self.texts, self.positions, [ones]).clusters(
+            self.block_tokens
+        )
 
     def sums(self, *columns: np.ndarray, chosen: np.ndarray | slice = slice(None)) -> np.ndarray:
-        """Sum tokens and columns over each part (1 + columns, C).
+        """Sum tokens and columns over each cluster (1 + columns, C).
 
         Args:
             chosen: the tokens that the columns have.
         """
-        texts, positions = self.scores.texts[chosen], self.scores.positions[chosen]
-        ones = np.ones(len(texts))
-        blocks = Blocks.of(self.scores.lengths, texts, positions, [ones, *columns])
-        return blocks.cut(self.num_parts).sums.T
+        texts, positions = self.texts[chosen], self.positions[chosen]
+        blocks = Blocks.of(self.lengths, texts, positions, [np.ones(len(texts)), *columns])
+        return blocks.cut(self.clusters.num_parts).sums.T
 
-    def mean(self, column: np.ndarray) -> Estimate:
-        """Estimate the mean of a column over all tokens."""
-        tokens, sums = self.sums(column)
+    def mean(self, column: np.ndarray, chosen: np.ndarray | slice = slice(None)) -> Estimate:
+        """Estimate the mean of a column over the chosen tokens."""
+        tokens, sums = self.sums(column, chosen=chosen)
         return estimate_ratio(sums, tokens)
 
-    def share(self, column: np.ndarray) -> tuple[float, Interval]:
-        """Return the mean of a column of values from 0 to 1, and its interval."""
-        tokens, hits = self.sums(column)
-        interval = share_interval(hits, tokens)
-        return float(hits.sum() / tokens.sum()), interval and list(interval)
 
-
-def compare(
-    scores: PairedScores, ratio: dict, block_tokens: float, margin: float | None = None
-) -> dict:
+def compare(scores: PairedScores, ratio: dict, margin: float | None = None) -> dict:
     """Compare a model with its reference.
 
     Args:
         ratio: of the perplexities, see `ratio_of_perplexities`.
-        block_tokens: fewest scored tokens in a part of a text that is taken as independent.
         margin: how much worse the model may be: 0.01 allows a perplexity that is 1 % higher.
 
     Returns:
@@ -126,23 +110,22 @@ def compare(
     Raises:
         ValueError: the two give too much probability to ids that only one of them has.
     """
-    clusters = PairedClusters(scores, block_tokens)
     result = {
         **judge(ratio, margin, "perplexity", len(scores.lengths)),
         "perplexity_ratio": ratio,
         "interval_sample": ratio["sample"],
-        "interval_scope": clusters.scope,
+        "interval_scope": scores.clusters.scope,
         "correlation": correlation(scores["nll"], scores["reference_nll"]),
-        **(compare_distributions(scores, clusters) if scores.are_of_logits else {}),
-        **compare_predictions(scores, clusters),
-        **compare_probabilities(scores, clusters),
+        **(compare_distributions(scores) if scores.are_of_logits else {}),
+        **compare_predictions(scores),
+        **compare_probabilities(scores),
     }
     if scores.are_of_logits:
         sureness = scores["reference_top_probability"]
-        result["by_confidence"] = compare_groups(scores, clusters, sureness, CONFIDENCES)
+        result["by_confidence"] = compare_groups(scores, sureness, CONFIDENCES)
     doublings = range(int(scores.contexts.max()).bit_length() + 1)
     doubling = [(2**number // 2, 2**number - 1) for number in doublings]  # 1, 2-3, 4-7, …
-    groups = compare_groups(scores, clusters, scores.contexts, doubling)
+    groups = compare_groups(scores, scores.contexts, doubling)
     return result | {"by_tokens_seen": groups}
 
 
@@ -201,7 +184,7 @@ def in_words(verdict: str, of_models: dict, what: str, num_texts: int) -> str:
     return f"No clear difference between the model and the reference: {sure}"
 
 
-def compare_distributions(scores: PairedScores, clusters: PairedClusters) -> dict:
+def compare_distributions(scores: PairedScores) -> dict:
     """Estimate the Kullback-Leibler divergence both ways, in nats.
 
     Raises:
@@ -223,10 +206,10 @@ def compare_distributions(scores: PairedScores, clusters: PairedClusters) -> dic
             )
     result: dict[str, object] = {}
     for name in ("kl", "kl_reverse"):
-        estimate = clusters.mean(scores[name])
+        estimate = scores.mean(scores[name])
         result |= {name: estimate.value, f"{name}_interval": positive_interval(estimate)}
     kl = scores["kl"]
-    _, sums = clusters.sums(kl)
+    _, sums = scores.sums(kl)
     total = float(sums.sum())
     is_clear = ROUNDING * len(kl) < total < math.inf
     return result | {
@@ -238,7 +221,7 @@ def compare_distributions(scores: PairedScores, clusters: PairedClusters) -> dic
     }
 
 
-def compare_predictions(scores: PairedScores, clusters: PairedClusters) -> dict:
+def compare_predictions(scores: PairedScores) -> dict:
     """Estimate how often both models predict the same token, and how often the right one."""
     top, reference_top = scores.columns["top"], scores.columns["reference_top"]
     right, was_right = top == scores.targets, reference_top == scores.targets
@@ -253,23 +236,25 @@ def compare_predictions(scores: PairedScores, clusters: PairedClusters) -> dict:
         shares = {"token_agreement": 1 - scores["total_variation"]} | shares
     result: dict[str, object] = {}
     for name, column in shares.items():
-        result[name], result[f"{name}_interval"] = clusters.share(column.astype(np.float64))
-    change = clusters.mean(right.astype(np.float64) - was_right)
+        tokens, hits = scores.sums(column.astype(np.float64))
+        result[name] = float(hits.sum() / tokens.sum())
+        result[f"{name}_interval"] = share_interval(hits, tokens)
+    change = scores.mean(right.astype(np.float64) - was_right)
     return result | {
         "accuracy_change": change.value,
-        "accuracy_change_interval": plain_interval(change),
+        "accuracy_change_interval": change.interval,
         "accuracy_change_pvalue": change.pvalue,
     }
 
 
-def compare_probabilities(scores: PairedScores, clusters: PairedClusters) -> dict:
+def compare_probabilities(scores: PairedScores) -> dict:
     """Estimate how the probability of the text's own tokens changes: mean, spread, percentiles."""
     changes = scores.probability_changes
-    mean, square = clusters.mean(changes), clusters.mean(changes**2)
+    mean, square = scores.mean(changes), scores.mean(changes**2)
     interval = positive_interval(square)
     return {
         "delta_p": mean.value,
-        "delta_p_interval": plain_interval(mean),
+        "delta_p_interval": mean.interval,
         "rms_delta_p": math.sqrt(square.value),
         "rms_delta_p_interval": interval and [math.sqrt(bound) for bound in interval],
         "delta_p_percentiles": percentiles(changes),
@@ -278,7 +263,6 @@ def compare_probabilities(scores: PairedScores, clusters: PairedClusters) -> dic
 
 def compare_groups(
     scores: PairedScores,
-    clusters: PairedClusters,
     values: np.ndarray,
     ranges: Sequence[tuple[float, float]],
 ) -> list[dict]:
@@ -292,32 +276,24 @@ def compare_groups(
     groups = []
     for number in np.unique(group).tolist():
         chosen = group == number
-        tokens, differences = clusters.sums(scores.differences[chosen], chosen=chosen)
-        difference = estimate_ratio(differences, tokens)
+        difference = scores.mean(scores.differences[chosen], chosen)
         low, high = ranges[number]
-        described = {
-            "low": low,
-            "high": high,
-            "num_tokens": int(tokens.sum()),
-            "share": float(tokens.sum() / len(scores)),
-        }
+        num_tokens = int(chosen.sum())
+        described = {"low": low, "high": high, "num_tokens": num_tokens}
+        described["share"] = num_tokens / len(scores)
         if scores.are_of_logits:
-            kl = estimate_ratio(clusters.sums(scores["kl"][chosen], chosen=chosen)[1], tokens)
+            kl = scores.mean(scores["kl"][chosen], chosen)
             described |= {"kl": kl.value, "kl_interval": positive_interval(kl)}
         described["log_ratio"] = difference.value
-        described["log_ratio_interval"] = plain_interval(difference)
+        described["log_ratio_interval"] = difference.interval
         groups.append(described)
     return groups
 
 
-def plain_interval(estimate: Estimate) -> Interval:
-    return estimate.interval and list(estimate.interval)
-
-
-def positive_interval(estimate: Estimate) -> Interval:
+def positive_interval(estimate: Estimate) -> list[float] | None:
     """Return the interval of a positive, skewed number: symmetric in its logarithm."""
     if estimate.value == 0:
-        return plain_interval(estimate)
+        return estimate.interval
     interval = estimate.logarithm().interval
     return interval and [math.exp(bound) for bound in interval]
 
@@ -475,7 +451,7 @@ def compare_bytes(
     _, sizes, nll, reference_nll = clusters.sums.T
     estimate = estimate_ratio(nll - reference_nll, sizes)
     bits, reference_bits = (nats.sum() / sizes.sum() / math.log(2) for nats in (nll, reference_nll))
-    interval = plain_interval(estimate)
+    interval = estimate.interval
     ratio = as_ratio(estimate, clusters.sample)
     return {
         **judge(ratio, margin, "perplexity per byte", len(texts)),

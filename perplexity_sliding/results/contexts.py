@@ -22,12 +22,10 @@ from ..plan.settings import Corpus, plan_measurement
 from ..plan.windows import UNLIMITED_WINDOW, ContextLimit
 from .report import Report
 from .totals import Totals, perplexity_interval
-from .uncertainty import Blocks, Estimate, as_ratio, estimate_ratio, exp
+from .uncertainty import Blocks, as_ratio, estimate_ratio, exp
 
 # Maximum number of halvings of "doubling", unless the stride stops it earlier.
 MOST_HALVINGS = 3
-
-# --- planning -------------------------------------------------------------------------------------
 
 
 def expand_settings(
@@ -66,9 +64,6 @@ def doubling_lengths(longest: int, stride: int | None) -> list[int]:
     while lengths[-1] // 2 >= 2 * (stride or 1) and (stride or len(lengths) <= MOST_HALVINGS):
         lengths.append(lengths[-1] // 2)
     return lengths[::-1]
-
-
-# --- sums -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,12 +138,12 @@ class ContextTotals:
                 "Totals can be added only if context_lengths are the same, got "
                 f"{self.context_lengths} and {other.context_lengths}."
             )
-        return ContextTotals(
-            self.context_lengths,
-            self.blocks + other.blocks,
-            max(self.longest_text, other.longest_text),
-            self.num_forward_tokens + other.num_forward_tokens,
-            self.totals + other.totals,
+        return replace(
+            self,
+            blocks=self.blocks + other.blocks,
+            longest_text=max(self.longest_text, other.longest_text),
+            num_forward_tokens=self.num_forward_tokens + other.num_forward_tokens,
+            totals=self.totals + other.totals,
         )
 
     def __radd__(self, other: object) -> "ContextTotals":
@@ -178,7 +173,13 @@ class ContextTotals:
         summaries = []
         for length, nll in zip(self.context_lengths, sums):
             estimate = estimate_ratio(nll, tokens)
-            summary = {"context_length": length, **as_perplexity(estimate, int(tokens.sum()))}
+            summary: dict[str, object] = {
+                "context_length": length,
+                "perplexity": exp(estimate.value),
+                "interval": perplexity_interval(estimate),
+                "nll": estimate.value,
+                "num_tokens": int(tokens.sum()),
+            }
             if length != longest:
                 difference = estimate_ratio(nll - sums[-1], tokens)
                 summary["ratio_to_longest"] = as_ratio(difference, clusters.sample)
@@ -186,24 +187,15 @@ class ContextTotals:
         return {"by_context_length": summaries, "num_forward_tokens": self.num_forward_tokens}
 
 
-def as_perplexity(estimate: Estimate, num_tokens: int) -> dict:
-    """Describe a mean nll, with its perplexity."""
-    return {
-        "perplexity": exp(estimate.value),
-        "interval": perplexity_interval(estimate),
-        "nll": estimate.value,
-        "num_tokens": num_tokens,
-    }
-
-
 def total_contexts(reports: Sequence[Report], num_forward_tokens: int) -> ContextTotals:
     """Sum up the same tokens by length of context, shortest first."""
     ascending = reports[::-1]
+    longest = ascending[-1]
     return ContextTotals.of(
         [report.measurement.plan.max_length for report in ascending],
         [nlls_by_token(report.measurement, report.scores) for report in ascending],
-        contexts_by_token(ascending[-1].measurement),
-        ascending[-1].measurement.plan.stride,
+        contexts_by_token(longest.measurement),
+        longest.measurement.plan.stride,
         num_forward_tokens,
-        ascending[-1].totals,
+        longest.totals,
     )

@@ -93,7 +93,7 @@ class TokenComparison:
         reference = totals.result()
         scores = pair_scores(measurement, report.scores)
         ratio = ratio_of_perplexities(report.totals, totals)
-        result = {"compared": "tokens", **compare(scores, ratio, plan.max_length, self.margin)}
+        result = {"compared": "tokens", **compare(scores, ratio, self.margin)}
         if self.is_itself:
             result["summary"] = ITSELF
         if plan.protocol.error == "population":
@@ -133,6 +133,7 @@ def pair_scores(measurement: Measurement, scores: list[list[Columns]]) -> Paired
         np.concatenate([np.arange(w.num_targets) + w.context_length(w.first) for w in windows]),
         ids[(np.cumsum(lengths) - lengths)[texts] + positions],
         {name: np.concatenate([of_window[name] for of_window in columns]) for name in columns[0]},
+        measurement.plan.max_length,
     )
 
 
@@ -234,31 +235,21 @@ def scored_characters(
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield characters (N, 2) of each token of a text, and its nll (N,), NaN where unscored.
 
-    Added tokens are left out; a start token written at the head that was dropped comes unscored.
+    Added tokens are left out; a start token written at the head that was dropped comes unscored.  So
+    does white space before a scored part that has no token: it would else belong to the part's first
+    token, and the other model has not scored it.
     """
     for stream, nll in zip(measurement.streams, nlls_by_token(measurement, scores)):
         dropped = [[0, stream.begin]] if stream.begin else np.empty((0, 2), dtype=np.int64)
         offsets = np.concatenate([dropped, stream.known_offsets[~stream.added]])
         nll = np.concatenate([np.full(len(dropped), np.nan), nll[~stream.added]])
-        edges = [] if stream.part is None else [first for first, _ in stream.part.spans]
-        yield with_edges(edges, offsets, nll)
-
-
-def with_edges(
-    edges: Sequence[int], offsets: np.ndarray, nll: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Insert unscored tokens before scored parts that follow characters without a token.
-
-    White space that one tokenizer drops would else belong to the part's first token, and the other
-    model has not scored it.
-    """
-    for edge in edges:
-        place = int(np.searchsorted(offsets[:, 0], edge))
-        before = int(offsets[:place, 1].max(initial=0))
-        if before < edge:
-            offsets = np.insert(offsets, place, (before, edge), axis=0)
-            nll = np.insert(nll, place, np.nan)
-    return offsets, nll
+        for edge, _ in () if stream.part is None else stream.part.spans:
+            place = int(np.searchsorted(offsets[:, 0], edge))
+            before = int(offsets[:place, 1].max(initial=0))
+            if before < edge:
+                offsets = np.insert(offsets, place, (before, edge), axis=0)
+                nll = np.insert(nll, place, np.nan)
+        yield offsets, nll
 
 
 # --- forward passes -------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ The functions, each over clusters (arrays of one length C):
 
     estimate_ratio(terms, weights) -> Estimate          Σ terms / Σ weights; .logarithm() for
                                                         an interval of what is skewed, as KL
-    share_interval(hits, counts)   -> (low, high) | None    Wilson's interval for a share
+    share_interval(hits, counts)   -> [low, high] | None    Wilson's interval for a share
     jackknife(value, without, shares) -> Estimate       any number, given it without each cluster
     sign_flip_pvalue(contributions) -> float            exact, for few clusters
 
@@ -66,7 +66,7 @@ class Estimate:
     num_clusters: int
     stderr: float | None = None
     degrees: float | None = None
-    interval: tuple[float, float] | None = None
+    interval: list[float] | None = None
     pvalue: float | None = None
 
     def logarithm(self) -> "Estimate":
@@ -76,7 +76,7 @@ class Estimate:
             return Estimate(value, self.num_clusters)
         stderr = self.stderr / self.value
         margin = student_t(self.degrees) * stderr
-        interval = (value - margin, value + margin)
+        interval = [value - margin, value + margin]
         return replace(self, value=value, stderr=stderr, interval=interval, pvalue=None)
 
 
@@ -308,7 +308,7 @@ def _estimate(value: float, moved: np.ndarray, shares: np.ndarray) -> Estimate:
         pvalue = sign_flip_pvalue(shares * value + (1 - shares) * moved)
     else:
         pvalue = 2 * float(stdtr(degrees, -abs(value) / stderr)) if stderr else 0.0
-    return Estimate(value, count, stderr, degrees, (value - margin, value + margin), pvalue)
+    return Estimate(value, count, stderr, degrees, [value - margin, value + margin], pvalue)
 
 
 def student_t(degrees: float) -> float:
@@ -327,7 +327,7 @@ def sign_flip_pvalue(contributions: np.ndarray) -> float:
     return float((sums >= sums[0] * (1 - 1e-12)).mean())
 
 
-def share_interval(hits: np.ndarray, counts: np.ndarray) -> tuple[float, float] | None:
+def share_interval(hits: np.ndarray, counts: np.ndarray) -> list[float] | None:
     """Compute the 95 % interval of the share Σ hits / Σ counts, between 0 and 1 (Wilson, 1927).
 
     Clustered tokens carry the information of `size` independent ones, with share · (1 - share) / size the
@@ -342,7 +342,7 @@ def share_interval(hits: np.ndarray, counts: np.ndarray) -> tuple[float, float] 
     middle = (share + squared / (2 * size)) / (1 + squared / size)
     reach = math.sqrt(squared * (share * (1 - share) / size + squared / (4 * size**2)))
     reach /= 1 + squared / size
-    return middle - reach, middle + reach
+    return [middle - reach, middle + reach]
 
 
 def exp(value: float) -> float:

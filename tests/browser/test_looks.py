@@ -1,7 +1,19 @@
 """What everybody can read and reach: contrast, names, focus, a phone's width, zoom, forced colours."""
 
+import importlib.util
+import os
+from pathlib import Path
+
 import pytest
 from visitor import DESK, PHONE, Keys, Page
+
+# Deque's script, which axe-core-python brings; $AXE names another one, such as a newer one of npm's axe-core.
+PACKAGE = importlib.util.find_spec("axe_core_python")
+AXE = os.environ.get("AXE") or (PACKAGE and Path(PACKAGE.origin).with_name("axe.min.js"))
+FAULTS = """
+const done = arguments[0], told = ({ id, nodes }) => nodes.map(({ html }) => `${id}: ${html.slice(0, 120)}`);
+axe.run(document, {resultTypes: ["violations"]}).then(({ violations }) => done(violations.flatMap(told)));
+"""
 
 # The contrast of WCAG 2: (lighter + 0.05) / (darker + 0.05) of the relative luminances.
 CONTRAST = """
@@ -147,3 +159,37 @@ def test_on_paper_there_is_the_text_and_its_number(page):
             assert not page.one(part).is_displayed()
     finally:
         page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
+
+@pytest.mark.skipif(not AXE, reason="axe-core-python is not installed")
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_no_violation(browser, url, theme):
+    page = Page(browser, f"{url}?__theme={theme}")
+
+    def check(part):
+        assert not browser.execute_async_script(FAULTS), part
+
+    page.script(Path(AXE).read_text(encoding="utf-8"))
+    page.scored()
+    check("first")
+    for words in ("Let it forget", "Let it remember"):
+        page.click("#twice")
+        page.until(lambda words=words: page.told("#twice") == words)
+    check("forgotten")
+    page.scored("It was late.\nThe lamp had gone out. " * 20)
+    page.script(OPEN_ALL)
+    page.until(lambda: page.script(FILLED) and not page.all(".view .old"))
+    check("questions")
+    page.click("#open-share")
+    page.until(lambda: page.all("#share .main"))
+    check("share")
+    page.keys(Keys.ESCAPE)
+    page.script("localStorage.clear(); document.getElementById('open-duel').click()")
+    page.until(lambda: page.all("#duel .main"))
+    page.keys(Keys.ENTER)
+    page.until(lambda: page.all(".option"))
+    page.keys("1")
+    check("duel")
+    page.click("#duel .go")
+    page.until(lambda: page.all(".bars"))
+    check("bars")
