@@ -21,10 +21,7 @@ from perplexity_sliding.results.totals import Aggregation, Totals
 from perplexity_sliding.scoring.runner import without_collecting
 
 TEXTS = [random_text(length, length) for length in (40, 57, 64, 33, 120, 70)]
-JOINING = [
-    *({"protocol": name} for name, row in PROTOCOLS.items() if not row.scores_each_text),
-    {"separator": ""},
-]
+JOINING = [name for name, row in PROTOCOLS.items() if not row.scores_each_text]
 ROOT = Path(__file__).resolve().parent.parent
 NUM_TEXTS = 23
 # Two workers take a CPU and what they think is a GPU each; others read the file.
@@ -88,10 +85,10 @@ def test_no_number_is_added_to_totals(measure):
         1 + totals
 
 
-@pytest.mark.parametrize("arguments", JOINING, ids=str)
-def test_totals_of_joined_texts_are_not_added(measure, arguments):
+@pytest.mark.parametrize("protocol", JOINING)
+def test_totals_of_joined_texts_are_not_added(measure, protocol):
     """Two halves cut windows elsewhere than the whole does, under the same signature."""
-    halves = [measure(part, **arguments)["totals"] for part in (TEXTS[:3], TEXTS[3:])]
+    halves = [measure(part, protocol=protocol)["totals"] for part in (TEXTS[:3], TEXTS[3:])]
     with pytest.raises(ValueError, match=r"added .* in one call"):
         sum(halves)
 
