@@ -36,7 +36,7 @@ TESTS = {
     "results.comparison": (
         "test_comparison.py test_same_model.py test_reference.py::test_other_tokenizers_are_compared_by_bytes"
     ),
-    "results.pairs": "test_reference.py test_comparison_of_parts.py",
+    "results.pairs": "test_reference.py",
     "results.uncertainty": "test_uncertainty.py",
     "results.words": "test_words.py",
     "scoring.checkpoint": "test_checkpoint.py",

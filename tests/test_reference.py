@@ -21,6 +21,7 @@ from models import (
     random_text,
     save,
 )
+from test_parts import CHAT, PLAIN_TEMPLATE
 
 from perplexity_sliding.engines.sources import same_vocabulary
 from perplexity_sliding.scoring import passes
@@ -101,15 +102,6 @@ def test_every_token_in_float64(compare, gpt2, other, tokenizer):
         assert scores["kl"][token["position"]] == token["kl"]
         assert scores["offsets"][token["position"]] == token["offset"]
         assert scores["tokens"][token["position"]] == token["token"]
-
-
-@pytest.mark.parametrize("logits_memory", [1, 80 * 24 * 5, 2**29])
-def test_blocks_of_any_size(compare, other, logits_memory, monkeypatch):
-    monkeypatch.setattr(passes, "LOGITS_MEMORY", logits_memory)
-    whole = compare(reference=other)["comparison"]
-    blocks = compare(reference=other)["comparison"]
-    assert blocks["kl"] == pytest.approx(whole["kl"], rel=1e-5)
-    assert blocks["reference_perplexity"] == pytest.approx(whole["reference_perplexity"], rel=1e-6)
 
 
 class PlainForward(torch.nn.Module):
@@ -480,47 +472,153 @@ def test_checkpoint(compare, other, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "arguments, error, message",
+    "arguments, message",
     [
-        ({"margin": 0.01}, ValueError, "`margin` requires a model to compare with"),
-        (
-            {"reference": {"dtype": "float32"}},
-            ValueError,
-            "`reference` must be a dictionary with one of model_id and model, .* got dtype",
-        ),
-        ({"reference": {"model_id": "gpt2", "model": 3}}, ValueError, "one of model_id and model"),
-        (
-            {"reference": {"model_id": "gpt2", "revision": "main"}},
-            ValueError,
-            "only the keys model_id, .*, model_kwargs, got model_id, revision",
-        ),
-        ({"reference": 3}, TypeError, "`reference` must be the name of a model .* got 3"),
-        (
-            {"reference": {"model": 3}},
-            TypeError,
-            "`reference` must be a loaded torch model or a vllm.LLM, got int",
-        ),
-        ({"reference": ""}, TypeError, "`reference` must be the name of a model"),
-        (
-            {"reference": {"model_id": "x", "model_kwargs": 3}},
-            TypeError,
-            r"`reference\['model_kwargs'\]` must be a dict",
-        ),
+        ({"margin": 0.01}, "`margin` requires a model to compare with"),
+        ({"reference": {"dtype": "float32"}}, "one of model_id and model, .* got dtype"),
+        ({"reference": {"model_id": "x", "model": 3}}, "one of model_id and model"),
+        ({"reference": {"model_id": "x", "revision": "main"}}, "got model_id, revision"),
+        ({"reference": 3}, "`reference` must be the name of a model .* got 3"),
+        ({"reference": {"model": 3}}, "must be a loaded torch model or a vllm.LLM, got int"),
+        ({"reference": ""}, "`reference` must be the name of a model"),
+        ({"reference": {"model_id": "x", "model_kwargs": 3}}, r"model_kwargs'\]` must be a dict"),
         (
             {"reference": {"model": make_model("gpt2"), "dtype": "float32"}},
-            ValueError,
             r"`reference\['dtype'\]` must be left out with `reference`",
         ),
-        ({"reference": "x", "margin": "1 %"}, TypeError, "`margin` must be a number"),
-        ({"reference": "x", "margin": True}, TypeError, "`margin` must be a number"),
-        ({"reference": "x", "margin": 1}, ValueError, "`margin` must be at least 0 and below 1"),
-        ({"reference": "x", "margin": -0.1}, ValueError, "got -0.1"),
-        ({"reference": "x", "margin": math.nan}, ValueError, "got nan"),
+        ({"reference": "x", "margin": "1 %"}, "`margin` must be a number"),
+        ({"reference": "x", "margin": 1}, "`margin` must be at least 0 and below 1"),
+        ({"reference": "x", "margin": math.nan}, "got nan"),
+        ({"reference": make_model("gpt2"), "words": True}, "`words` must be left out with a ref"),
     ],
 )
-def test_arguments(compare, arguments, error, message):
-    with pytest.raises(error, match=message):
+def test_arguments(compare, arguments, message):
+    with pytest.raises((TypeError, ValueError), match=message):
         compare(**arguments)
+
+
+# ---- texts after contexts, spans, chats: paired over the scored tokens alone
+
+CONTEXTS = [random_text(length, seed=length) for length in range(4, 30, 2)]
+ANSWERS = [" " + random_text(length, seed=7 * length) for length in range(30, 4, -2)]
+SPANS = [[(3, 9), (20, len(text))] for text in ANSWERS]
+CHATS = [CHAT, CHAT[:2], [{"role": "system", "content": "w40"}, *CHAT[2:]]]
+PARTS = {
+    "contexts": {"predictions": ANSWERS, "contexts": CONTEXTS},
+    "spans": {"predictions": ANSWERS, "score_spans": SPANS},
+    "chats": {"predictions": CHATS},
+    "lm-eval": {
+        "predictions": [text[:30] for text in ANSWERS],
+        "contexts": CONTEXTS,
+        "protocol": "lm-eval",
+    },
+}
+
+
+@pytest.fixture
+def compute(metric, gpt2):
+    tokenizer = make_tokenizer(chat_template=PLAIN_TEMPLATE)
+    return lambda **kwargs: metric.compute(**({"model": gpt2, "tokenizer": tokenizer} | kwargs))
+
+
+@pytest.mark.filterwarnings("ignore:A token spans the edge")
+@pytest.mark.parametrize("kind", PARTS)
+def test_both_are_scored_as_each_alone(compute, other, kind):
+    """The rest of the result is that of a single run, and the reference's numbers of another."""
+    both = compute(**PARTS[kind], reference=other, return_token_scores=True)
+    alone = compute(**PARTS[kind], return_token_scores=True)
+    of_other = compute(**PARTS[kind], model=other, return_token_scores=True)
+    comparison = both["comparison"]
+    assert both["perplexity"] == alone["perplexity"]
+    assert both["num_context_tokens"] == alone["num_context_tokens"]
+    assert comparison["reference_perplexity"] == of_other["perplexity"]
+    assert comparison["reference_signature"] == of_other["signature"]
+    assert comparison["perplexity_ratio"]["ratio"] == pytest.approx(
+        alone["perplexity"] / of_other["perplexity"]
+    )
+    for paired, expected in zip(both["token_scores"], of_other["token_scores"]):
+        assert paired["reference_nll"] == expected["nll"]
+
+
+def rows_after(model, context, text) -> torch.Tensor:
+    """Log-probabilities (N, V) that predict each token of a text, all in one window."""
+    ids = [int(word[1:]) for word in (context + text).split()]
+    return reference.log_probs(model, ids[:-1])[-len(text.split()) :]
+
+
+def test_divergence_is_of_the_scored_rows(compute, gpt2, other):
+    """KL, agreement and right tokens, from a plain loop in float64 over the answers' rows."""
+    contexts = [random_text(6, seed=n) for n in range(12)]
+    texts = [" " + random_text(4, seed=50 + n) for n in range(12)]
+    kwargs = {"predictions": texts, "contexts": contexts, "add_start_token": False}
+    comparison = compute(**kwargs, reference=other)["comparison"]
+    q, p = (
+        torch.cat([rows_after(model, *pair) for pair in zip(contexts, texts)])
+        for model in (gpt2, other)
+    )
+    kl = (p.exp() * (p - q)).sum(-1)
+    assert comparison["kl"] == pytest.approx(kl.mean().item(), rel=1e-4)
+    same = (p.argmax(-1) == q.argmax(-1)).double().mean().item()
+    assert comparison["same_top"] == pytest.approx(same)
+    ids = torch.tensor([int(word[1:]) for text in texts for word in text.split()])
+    right = (q.argmax(-1) == ids).double().mean().item()
+    assert comparison["accuracy"] == pytest.approx(right)
+    assert comparison["worst_tokens"][0]["kl"] == pytest.approx(kl.max().item(), rel=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:A token spans the edge")
+def test_contexts_are_compared_by_bytes(compute):
+    """Words against bytes: of the answers' bytes alone, as each model scores them by itself."""
+    byte_model, byte_tokenizer = make_model("gpt2", vocab_size=300), make_byte_tokenizer()
+    of_bytes = {"reference": {"model": byte_model, "tokenizer": byte_tokenizer}}
+    comparison = compute(**PARTS["contexts"], **of_bytes)["comparison"]
+    words = compute(**PARTS["contexts"])
+    single = compute(**PARTS["contexts"], model=byte_model, tokenizer=byte_tokenizer)
+    num_bytes = sum(len(text.encode()) for text in ANSWERS)
+    assert comparison["compared"] == "bytes"
+    assert comparison["num_compared_bytes"] == num_bytes
+    bits, reference_bits = (
+        result["total_nll"] / num_bytes / math.log(2) for result in (words, single)
+    )
+    assert comparison["bits_per_byte"] == pytest.approx(bits)
+    assert comparison["reference_bits_per_byte"] == pytest.approx(reference_bits)
+
+
+def test_a_span_after_white_space_that_has_no_token_is_compared(compute):
+    """Words have no token for it, bytes have one, which is not scored."""
+    byte_model, byte_tokenizer = make_model("gpt2", vocab_size=300), make_byte_tokenizer()
+    of_bytes = {"reference": {"model": byte_model, "tokenizer": byte_tokenizer}}
+    both = compute(
+        predictions=["w1 w2 w3"], score_spans=[[(3, 5)]], return_token_scores=True, **of_bytes
+    )
+    assert both["comparison"]["num_compared_bytes"] == 2
+    assert both["piece_scores"][0]["offsets"] == [[3, 5]]
+
+
+@pytest.mark.parametrize("template", [None, "<bos>{{ messages[0]['content'] }}", PLAIN_TEMPLATE])
+def test_the_reference_reads_the_chats_that_the_model_reads(compute, template):
+    """A base model has no template, or another; the ends of turns are no bytes of an answer."""
+    byte_model = make_model("gpt2", vocab_size=300)
+    byte_tokenizer = make_byte_tokenizer(chat_template=template)
+    of_bytes = {"reference": {"model": byte_model, "tokenizer": byte_tokenizer}}
+    both = compute(predictions=CHATS, return_token_scores=True, **of_bytes)
+    written = make_tokenizer(chat_template=PLAIN_TEMPLATE)
+    texts = [written.apply_chat_template(chat, tokenize=False) for chat in CHATS]
+    answers = ["w7 w8 w9", "w11", "w7 w8 w9", "w11"]
+    found = [
+        text[begin:end].strip()
+        for text, pieces in zip(texts, both["piece_scores"])
+        for begin, end in pieces["offsets"]
+    ]
+    assert found == " ".join(answers).split()
+    encoded = byte_tokenizer(texts[1], return_offsets_mapping=True)
+    ids, offsets = encoded["input_ids"], encoded["offset_mapping"]
+    plan = reference.sliding(len(ids), CONTEXT, CONTEXT // 2, "once")
+    expected = reference.window_nlls(byte_model, ids, plan, BOS)
+    begin = texts[1].index("w7")
+    of_word = [nll for n, nll in expected.items() if begin <= offsets[n][0] < begin + 2]
+    [first, *_] = both["piece_scores"][1]["reference_nll"]
+    assert len(of_word) == 2 and first == pytest.approx(sum(of_word), rel=1e-4)
 
 
 # ---- memory
