@@ -11,8 +11,8 @@ import transformers
 from models import CONTEXT, make_model, make_tokenizer, random_text, save
 
 from perplexity_sliding import compute, find, layouts
-from perplexity_sliding.cli import layouts as layouts_program
 from perplexity_sliding.cli import main as score
+from perplexity_sliding.cli import searching
 from perplexity_sliding.finding import Figure
 from perplexity_sliding.finding import find as find_module
 from perplexity_sliding.finding.candidates import AVERAGES, Case, Scorer
@@ -347,7 +347,7 @@ def run_command(command, capsys):
         part, _, target = part.partition(" > ")
         argv = shlex.split(part)
         if argv[1] == "-m":
-            assert layouts_program.main(argv[3:]) == 0
+            assert searching.print_layout(argv[3:]) == 0
             with open(target, "w") as file:
                 file.write(capsys.readouterr().out)
         else:

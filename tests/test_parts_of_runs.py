@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from models import random_text
 
-from perplexity_sliding.cli import measuring, spooling
+from perplexity_sliding.cli import measuring
 
 # What says how the work was done, and not what came of it.
 EFFORT = {"seconds", "tokens_per_second", "peak_memory_bytes"}
@@ -72,10 +72,8 @@ def test_shards_give_the_numbers_of_one_piece(call, monkeypatch, corpus, argv, c
 
 @pytest.mark.parametrize("argv", [["--tokens", "--format=csv"], ["--words", "--json"], []], ids=str)
 def test_shards_print_what_one_piece_does(call, monkeypatch, corpus, argv):
-    """Rows that wait on the disk too."""
     whole = call(*corpus, *argv)
     monkeypatch.setattr(measuring, "SHARD_CHARACTERS", 1)
-    monkeypatch.setattr(spooling, "IN_MEMORY_BYTES", 100)
     shards = call(*corpus, *argv)
     assert shards.code == whole.code == 0
     if "--json" in argv:

@@ -107,7 +107,6 @@ def list_folder(folder: Path) -> list[str]:
 
     Raises:
         ValueError: the folder has no texts or tables.
-        OSError: a folder cannot be read.
     """
     if any((folder / name).is_file() for name in SAVED):
         raise ValueError(
@@ -115,29 +114,25 @@ def list_folder(folder: Path) -> list[str]:
             "its own split and column."
         )
 
-    def refuse(error: OSError) -> None:
-        raise error
-
-    taken, skipped = [], []
-    for place, folders, names in os.walk(folder, onerror=refuse):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        # links to folders are not followed, because they could form a cycle
-        skipped += [os.path.join(place, name) for name in folders if Path(place, name).is_symlink()]
-        for name in names:
-            if not name.startswith("."):
-                is_taken = suffix(name) in (*TEXTS, *TABLES)
-                (taken if is_taken else skipped).append(os.path.join(place, name))
+    inside = [path for path in folder.rglob("*") if not is_hidden(path.relative_to(folder))]
+    taken = sorted(str(p) for p in inside if p.is_file() and suffix(p.name) in (*TEXTS, *TABLES))
+    # links to folders are not followed, because they could form a cycle
+    others = {str(path) for path in inside if path.is_file() or path.is_symlink()} - {*taken}
     if not taken:
         raise ValueError(
             f"{folder} is a folder without {', '.join((*TEXTS, *TABLES))} files. Select other files "
             f"with a glob: '{folder}/*'."
         )
-    if skipped:
+    if others:
         say(
             f"warning: skipped in {folder}, as neither texts nor tables by their endings, or links to "
-            f"folders: {list_some(sorted(skipped))}."
+            f"folders: {list_some(sorted(others))}."
         )
-    return sorted(taken)
+    return taken
+
+
+def is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
 
 
 def table_format(name: str) -> str | None:

@@ -17,8 +17,7 @@ from .messages import Progress, in_options, list_some
 from .options import METRIC_ARGUMENTS, NONE, OF_REFERENCE, WITHOUT_ADAPTER, as_list, stored_options
 from .parts import Part, read_parts
 from .reading import ReadText, Text
-from .rows import flat
-from .spooling import Spool
+from .rows import Spool, flat
 from .tables import signature_fields
 
 # Characters and texts that are scored together.  A character takes PART_WEIGHT times the memory if

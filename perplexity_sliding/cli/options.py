@@ -190,22 +190,19 @@ STORED = (
     *(name for name in INPUT | MEASURE | MODEL | REFERENCE if name not in ("device", "id_column")),
     *("num_alternatives", "word_correction", "tokens", "words", "columns", "label"),
 )
-# Options whose output is not a sum over texts, so that a part cannot store it.
-NOT_IN_PARTS = (
-    "tokens", "words", "show", "html", "plot", "cite", "verify", "fail_above",
-    "verbose", "columns", "label", "separator", "reference", "context_lengths",
-)  # fmt: skip
-# Options of --merge, which only change the output.
-IN_MERGING = (
-    *("files", "merge", "format", "json", "output", "fail_above", "verbose", "quiet"),
-    *("debug", "distributed"),
-)
-# Options of --find; it tries all other settings itself.
-IN_FINDING = (
-    *("files", "find", "max_tokens", "model_id", "dtype", "device", "batch_size"),
-    *("model_kwargs", "format", "json", "quiet", "debug", "distributed"),
-    *("dataset", "text_column", "encoding"),
-)
+# Options that go with a mode.  --find tries all other settings itself, --merge only shows what the
+# parts have, and --part stores sums over texts.
+BESIDE = {
+    "find": (
+        *("max_tokens", "model_id", "dtype", "device", "batch_size", "model_kwargs", "format", "json"),
+        *("quiet", "debug", "distributed", "dataset", "text_column", "encoding"),
+    ),
+    "merge": ("format", "json", "output", "fail_above", "verbose", "quiet", "debug", "distributed"),
+    "part": ALL.keys() - {
+        *("find", "merge", "tokens", "words", "show", "html", "plot", "cite", "verify", "label"),
+        *("fail_above", "verbose", "columns", "separator", "reference", "context_lengths"),
+    },
+}  # fmt: skip
 INTRODUCTION = """\
 Compute the perplexity of texts of any length under a language model. The model
 reads at most one window of tokens at a time; the window slides by a stride, and
@@ -328,10 +325,7 @@ def parse_arguments(argv: list[str], program: str = "score.py") -> argparse.Name
     args.carries_columns = args.format in TIDY
     args.hides_progress = args.quiet or sys.stderr is None or os.environ.get("RANK", "0") != "0"
     check_values(args)
-    if args.find:
-        check_finding(args)
-    if args.merge or args.part:
-        check_parts(args)
+    check_modes(args)
     check_together(args)
     check_columns(args)
     check_files(args)
@@ -518,43 +512,29 @@ def check_files(args: argparse.Namespace) -> None:
         )
 
 
-def given_beside(args: argparse.Namespace, names: tuple[str, ...]) -> list[str]:
-    """List the options on the command line that are not among some."""
-    parser = make_parser()
+def check_modes(args: argparse.Namespace) -> None:
+    """Refuse options that do not go with --find, --merge or --part."""
+    default = make_parser().get_default
     # what parsing has derived from other options
-    resolved = {"model_id": None if args.takes_bundled_model else args.models}
-    resolved["format"] = None if args.format == "text" else args.format
-    found = {name: resolved.get(name, getattr(args, name)) for name in ALL if name not in names}
-    return [spelled(name) for name, value in found.items() if value != parser.get_default(name)]
-
-
-def check_finding(args: argparse.Namespace) -> None:
-    """Refuse options that --find tries itself or has no output for."""
-    if given := given_beside(args, IN_FINDING):
-        raise ValueError(f"--find cannot be combined with {given[0]}.")
-    if args.format not in ("text", "json"):
-        raise ValueError(f"--find requires --format text or json, got {args.format}.")
-    several, num = ("--model", len(args.models)) if args.models[1:] else ("FILE", len(args.files))
-    if len(args.find) != num and (len(args.find) > 1 or args.models[1:]):
-        raise ValueError(
-            f"--find must have one figure per {several}, got {', '.join(args.find)} for {num}. A comma "
-            "separates figures: write 1,234.5 as 1234.5."
-        )
-
-
-def check_parts(args: argparse.Namespace) -> None:
-    """Refuse options that --part cannot store or --merge cannot change."""
-    if args.merge:
-        if given := given_beside(args, IN_MERGING):
+    derived = {"model_id": None if args.takes_bundled_model else args.models}
+    derived["format"] = None if args.part or args.format == "text" else args.format
+    given = [name for name in ALL if derived.get(name, getattr(args, name)) != default(name)]
+    for mode in (mode for mode in BESIDE if mode in given):
+        if others := [name for name in given if name != mode and name not in BESIDE[mode]]:
+            raise ValueError(f"{spelled(mode)} cannot be combined with {spelled(others[0])}.")
+    if args.find:
+        if args.format not in ("text", "json"):
+            raise ValueError(f"--find requires --format text or json, got {args.format}.")
+        kind, num = ("--model", len(args.models)) if args.models[1:] else ("FILE", len(args.files))
+        if len(args.find) != num and (len(args.find) > 1 or args.models[1:]):
             raise ValueError(
-                f"--merge cannot be combined with {given[0]}: the parts are scored already."
+                f"--find must have one figure per {kind}, got {', '.join(args.find)} for {num}. A comma "
+                "separates figures: write 1,234.5 as 1234.5."
             )
-        if not args.files:
-            raise ValueError("--merge requires the files of all parts.")
-        return
-    given = [spelled(name) for name in NOT_IN_PARTS if getattr(args, name) not in (None, False)]
-    if given or args.compares or args.models[1:]:
-        what = [*given, "several measurements"][0]
-        raise ValueError(f"--part cannot be combined with {what}: a part stores only totals.")
-    if args.output is None or ENDINGS.get(Path(args.output).suffix.lower(), "json") != "json":
-        raise ValueError("--part requires --output FILE, a .json, which stores the totals.")
+    if args.merge and not args.files:
+        raise ValueError("--merge requires the files of all parts.")
+    if args.part:
+        if args.compares or args.models[1:]:
+            raise ValueError("--part cannot be combined with several measurements.")
+        if args.output is None or Path(args.output).suffix.lower() != ".json":
+            raise ValueError("--part requires --output FILE, a .json, which stores the totals.")

@@ -11,7 +11,6 @@ from . import citing, comparing, rows, tables
 from .measuring import Report
 from .messages import harmless, list_some
 from .options import DATA_FORMATS, stored_options
-from .spooling import Spool
 
 # A text with this many times the bits per byte of most texts is of another kind.
 FAR_ABOVE = 1.75
@@ -107,7 +106,7 @@ def as_json(report: Report, args: argparse.Namespace) -> dict:
     else:
         parts["corpus"] = dict(report.corpus)
         if args.unit:
-            parts["corpus"][f"{args.unit}_scores"] = scores = Spool()
+            parts["corpus"][f"{args.unit}_scores"] = scores = rows.Spool()
             for _, columns in report.parts:
                 scores.append(columns)
     options = report.options or stored_options(args)

@@ -217,57 +217,54 @@ def read_rows(
         raise ValueError(
             f"--context-column must differ from the column of the texts, got {column!r}."
         )
-    wanted = [column, args.context_column, args.words_column, args.id_column]
-    wanted = list(dict.fromkeys(filter(None, wanted)))
-    rows = table.rows(table.columns if args.carries_columns else wanted)
-    texts = (
-        read_row(row, number, column, name, args, share / table.num_rows)
-        for number, row in enumerate(rows)
-    )
-    yield from texts if args.words_column else join_words(texts, args)
+    needed = [of for of in (column, args.context_column, args.words_column) if of]
+    wanted = list(dict.fromkeys([*needed, args.id_column] if args.id_column else needed))
 
-
-def read_row(
-    row: dict, number: int, column: str, name: str | None, args: argparse.Namespace, share: float
-) -> Text:
-    place = f"row {number}" if name is None else f"{name} row {number}"
-    # An empty cell is an empty text or context: in which shard it stands does not matter.
-    cells = {of: row[of] for of in (column, args.context_column) if of}
-    cells = {of: "" if cell is None else cell for of, cell in cells.items()}
-    text, chat, words, error = cells[column], None, None, None
-    if is_chat(text):
-        chat = [without_none(message) for message in text]
-        # the assistant's messages determine the size of a chat and whether it is empty
-        text = "\n".join(str(m["content"]) for m in chat if m["role"] == "assistant")
-        cells[column] = text
-    try:
-        for of, cell in cells.items():
-            if not isinstance(cell, str):
-                text = ""
-                raise ValueError(
-                    f"{place} must have a text or a chat in the column {of!r}, got {cell!r:.80}."
-                )
-        if args.words_column:
-            words = read_words(row[args.words_column], text, place)
-        elif args.words and re.search(r"\w\|\w", text):
-            raise ValueError(
-                f"{place} has | between its words. Put the regions into a column of their own, without "
-                "| in the text, and name it by --words-column."
+    def texts() -> Iterator[Text]:
+        for number, row in enumerate(table.rows(table.columns if args.carries_columns else wanted)):
+            place = f"row {number}" if name is None else f"{name} row {number}"
+            # An empty cell is an empty text or context: in which shard it stands does not matter.
+            cells = {of: "" if row[of] is None else row[of] for of in needed}
+            chat = words = error = None
+            if is_chat(cells[column]):
+                chat = [without_none(message) for message in cells[column]]
+                # the assistant's messages determine the size of a chat and whether it is empty
+                told = (str(m["content"]) for m in chat if m["role"] == "assistant")
+                cells[column] = "\n".join(told)
+            text, context = cells[column], cells.get(args.context_column)
+            try:
+                if not (isinstance(text, str) and isinstance(context, str | None)):
+                    got, of = (
+                        (context, args.context_column) if isinstance(text, str) else (text, column)
+                    )
+                    text = ""
+                    raise ValueError(
+                        f"{place} must have a text or a chat in the column {of!r}, got {got!r:.80}."
+                    )
+                if args.words_column:
+                    words = read_words(cells[args.words_column], text, place)
+                elif args.words and re.search(r"\w\|\w", text):
+                    raise ValueError(
+                        f"{place} has | between its words. Put the regions into a column of their own, "
+                        "without | in the text, and name it by --words-column."
+                    )
+            except ValueError as reason:
+                error = str(reason)
+            yield Text(
+                name=str(row[args.id_column]) if args.id_column else place,
+                text=text,
+                row=number,
+                share=share / table.num_rows,
+                context=context,
+                chat=chat,
+                words=words,
+                carried={
+                    of: cell for of, cell in row.items() if args.keep_text or of not in needed
+                },
+                error=error,
             )
-    except ValueError as reason:
-        error = str(reason)
-    needed = (column, args.context_column, args.words_column)
-    return Text(
-        name=str(row[args.id_column]) if args.id_column else place,
-        text=text,
-        row=number,
-        share=share,
-        context=cells.get(args.context_column),
-        chat=chat,
-        words=words,
-        carried={of: cell for of, cell in row.items() if args.keep_text or of not in needed},
-        error=error,
-    )
+
+    yield from texts() if args.words_column else join_words(texts(), args)
 
 
 def choose_column(table: Table, wanted: str | None) -> str:

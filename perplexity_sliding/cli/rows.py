@@ -6,14 +6,15 @@ Every plain number of a result becomes a column, so a new one needs no change he
 import csv
 import json
 import math
+import pickle
 import unicodedata
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import chain
+from tempfile import SpooledTemporaryFile
 from types import SimpleNamespace
 
 from ..views import replaced
 from .reading import ReadText
-from .spooling import Spool
 
 # Keys with other names, or that are not numbers of one text.
 NOT_COLUMNS = {
@@ -30,6 +31,30 @@ UNITS = {"tokens": "token_scores", "words": "word_scores"}
 
 
 # --- rows -----------------------------------------------------------------------------------------
+
+
+class Spool:
+    """An append-only list of rows, on disk once it has 16 MB; deleted with the process."""
+
+    def __init__(self) -> None:
+        self._file = SpooledTemporaryFile(2**24)  # noqa: SIM115
+        self._num_items = 0
+
+    def append(self, item: object) -> None:
+        self._file.seek(0, 2)
+        pickle.dump(item, self._file, pickle.HIGHEST_PROTOCOL)
+        self._num_items += 1
+
+    def __len__(self) -> int:
+        return self._num_items
+
+    def __iter__(self) -> Iterator:
+        place = 0
+        for _ in range(self._num_items):
+            self._file.seek(place)
+            item = pickle.load(self._file)
+            place = self._file.tell()
+            yield item
 
 
 def flat(result: dict) -> dict:

@@ -1,11 +1,16 @@
-"""Print the settings that give a published figure: --find."""
+"""Print the settings that give a published figure: --find; and the texts of a layout, as a program:
+
+python -m perplexity_sliding.cli.searching each-line wiki.test.raw > laid-out.jsonl
+"""
 
 import argparse
 import json
 import shlex
+import sys
 
-from .messages import Progress, program_name, to_stdout
-from .options import BUNDLED_MODEL, as_list, with_hyphens
+from ..layouts import LAYOUTS, arrange
+from .messages import Progress, program_name, say, to_stdout
+from .options import BUNDLED_MODEL, as_list, parse_arguments, with_hyphens
 from .reading import open_texts
 from .tables import columns_of, format_value
 from .values import without_secrets
@@ -170,3 +175,17 @@ def written(key: str, value: object) -> str:
     if key != "value":
         return str(value)
     return ", ".join(format_value(one, 4) for one in as_list(value))
+
+
+def print_layout(argv: list[str]) -> int:
+    """Print the texts of a layout as JSON lines with a column `text`; return the exit code."""
+    if not argv or argv[0] not in LAYOUTS:
+        say(f"usage: searching NAME FILE ...; NAME is one of {', '.join(LAYOUTS)}")
+        return 2
+    texts = arrange(read_corpus(parse_arguments(argv[1:])), argv[0])
+    to_stdout(json.dumps({"text": text}) + "\n" for text in texts)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(print_layout(sys.argv[1:]))

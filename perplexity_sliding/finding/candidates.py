@@ -342,7 +342,7 @@ def write_command(case: Case, step: Step, setting: Setting) -> str:
     """Return the command that repeats a setting."""
     before, files, source = "", case.named, case.scorer.arguments
     if step.layout != "as-is":
-        lay_out = ["python", "-m", "perplexity_sliding.cli.layouts", step.layout, *files]
+        lay_out = ["python", "-m", "perplexity_sliding.cli.searching", step.layout, *files]
         before, files = f"{shlex.join(lay_out)} > laid-out.jsonl && ", ["laid-out.jsonl"]
     dtype = source.get("dtype")
     given = {
