@@ -31,10 +31,10 @@ from space.page import launch_options  # noqa: E402
 PICTURE, FILM = ROOT / "docs" / "screenshot.png", ROOT / "docs" / "window.gif"
 PREVIEW = ROOT / "space" / "preview.png"
 SIZES = {"desk": (1280, 800), "phone": (390, 844)}
-PREVIEW_SIZE = (1200, 630)
+PREVIEW_SIZE, PREVIEW_SCALE = (960, 504), 1.25  # the preview has 1200 × 630 pixels
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars")
 COLOURS, FILM_COLOURS = 128, 64
-FRAME, FRAMES = 0.9, 12  # seconds, as a step of Play takes
+FRAME, FRAMES = 0.9, 8  # seconds, as a step of Play takes
 FILLED = "return !document.querySelector('#busy, .view .quiet')?.textContent"
 # Everything that can be seen of the page, each after what was opened before it.
 VIEWS = {
@@ -61,13 +61,15 @@ def open_browser(profile: str) -> webdriver.Chrome:
     return webdriver.Chrome(options=options, service=service)
 
 
-def open_page(browser, url: str, size: tuple[int, int], theme: str = "light") -> None:
-    """Open the page at this screen size."""
+def open_page(browser, url: str, size: tuple[int, int], theme="light", scale=1.0) -> None:
+    """Open the page at this screen size, without the glide over a first long text."""
     width, height = size
     browser.execute_cdp_cmd(
         "Emulation.setDeviceMetricsOverride",
-        {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500},
+        {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": width < 500},
     )
+    less = {"name": "prefers-reduced-motion", "value": "reduce"}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [less]})
     browser.get(f"{url}?__theme={theme}")
     wait(browser, "return document.documentElement.dataset.ready")
 
@@ -85,7 +87,7 @@ def photograph(browser, whole: bool = False) -> Image.Image:
 def film(browser) -> list[Image.Image]:
     """The window moving through a text."""
     browser.execute_script(
-        "const sample = document.getElementById('sample'); sample.value = 'news.txt';"
+        "const sample = document.getElementById('sample'); sample.value = 'gate.txt';"
         "sample.dispatchEvent(new Event('change'))"
     )
     wait(browser, "return !document.getElementById('play').hidden")
@@ -115,8 +117,8 @@ def save_film(frames: list[Image.Image], path: Path) -> None:
 
 def take_pictures(browser, url: str) -> None:
     """The pictures of the documents and of the page's preview."""
-    for path, size in ((PICTURE, SIZES["desk"]), (PREVIEW, PREVIEW_SIZE)):
-        open_page(browser, url, size)
+    for path, size, scale in ((PICTURE, SIZES["desk"], 1.0), (PREVIEW, PREVIEW_SIZE, PREVIEW_SCALE)):
+        open_page(browser, url, size, scale=scale)
         photograph(browser).quantize(COLOURS).save(path, optimize=True)
     open_page(browser, url, SIZES["desk"])
     save_film(film(browser), FILM)

@@ -122,7 +122,7 @@ function introduce(number, beat) {
   const friend = beat === null ? [] : [paragraph("beat", `Who sent you this won ${asWord(beat)} of ten.`)];
   const tongue = language === "English" ? "" : ` ${language}, which this machine never read.`;
   show(`${title}`,
-    make("p", "lead", "Ten words of a text are hidden. You and a language model bet on the same six."), ...friend,
+    make("p", "lead", "Ten words of a text are hidden. For each, you and a language model bet on six."), ...friend,
     make("p", "", `Tap the word that you think comes next; tap again to bet more. Who puts more on the word that came, wins it.${tongue}`),
     make("p", "quiet", "Keys 1 to 6 tap, Enter goes on. A minute or two. Your bets stay in this browser."), begin);
   begin.focus();
