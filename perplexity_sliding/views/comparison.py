@@ -120,6 +120,14 @@ class Change(NamedTuple):
         """Additional bits under the model; 0 if it is impossible under both."""
         return 0.0 if self.bits == self.reference_bits else self.bits - self.reference_bits
 
+    @property
+    def columns(self) -> list:
+        """What the script shows: bits under both models, divergence, most likely tokens."""
+        bits = [round(min(bits, ENDLESS), 2) for bits in (self.bits, self.reference_bits)]
+        if self.kl is None:
+            return bits
+        return [*bits, float(f"{min(self.kl, ENDLESS):.3g}"), *self.tops]
+
 
 def comparison_of_all(pair: Pair) -> str:
     """Show the verdict on several texts together, and the numbers."""
@@ -143,15 +151,7 @@ def comparison_view(pair: Pair) -> str:
         None if change is None and not piece.strip() else change_colour(change)
         for change, piece in zip(changes, pieces)
     ]
-    columns: list[list | None] = []  # bits under both models, divergence, most likely tokens
-    for change in changes:
-        if change is None:
-            columns.append(None)
-            continue
-        bits = [round(min(bits, ENDLESS), 2) for bits in (change.bits, change.reference_bits)]
-        more = [] if change.kl is None else [float(f"{min(change.kl, ENDLESS):.3g}"), *change.tops]
-        columns.append(bits + more)
-    data = {"models": pair.names, "pieces": columns}
+    data = {"models": pair.names, "pieces": [change and change.columns for change in changes]}
     head, table = (
         (_own_numbers(pair), "") if pair.is_one_of_several else (_verdict(pair), _table(pair))
     )
@@ -255,55 +255,42 @@ def _table(pair: Pair) -> str:
 
 def _rows(pair: Pair) -> list[tuple[str, ...]]:
     """Return rows of a name, the values of reference and model if each has one, and the change."""
-    comparison = pair.comparison
+    own, lower = pair.comparison, "<small>lower is better</small>"
 
     def share(name: str) -> str:
-        return f"{100 * comparison[name]:.1f} %"
+        return f"{100 * own[name]:.1f} %"
 
     def points(value: float) -> str:
         return signed(100 * value, 2)
 
     if not pair.by_tokens:
-        change, interval = (comparison[f"bits_per_byte_change{end}"] for end in ("", "_interval"))
-        return [
-            (
-                "Bits per byte<small>lower is better</small>",
-                number(comparison["reference_bits_per_byte"]),
-                number(comparison["bits_per_byte"]),
-                signed(change, 4) + _within(interval, lambda bits: signed(bits, 4)),
-            )
-        ]
-    ratio = comparison["perplexity_ratio"]
+        bits = [number(own[name]) for name in ("reference_bits_per_byte", "bits_per_byte")]
+        interval = _within(own["bits_per_byte_change_interval"], lambda bits: signed(bits, 4))
+        change = signed(own["bits_per_byte_change"], 4) + interval
+        return [(f"Bits per byte{lower}", *bits, change)]
+    ratio, change = own["perplexity_ratio"], "none can be given"
+    if ratio["ratio"] is not None:
+        interval = _within(ratio["interval"], lambda bound: f"× {bound:.4f}")
+        change = f"× {ratio['ratio']:.4f}{interval}"
+    before, after = own["reference_perplexity"], pair.reading.result["perplexity"]
+    right = "Right next token<small>the likeliest one is the text's</small>"
+    lost_and_won = (
+        f"{points(own['accuracy_change'])} points{_within(own['accuracy_change_interval'], points)}"
+        f"<small>{share('right_to_wrong')} lost, {share('wrong_to_right')} won</small>"
+    )
     rows = [
-        (
-            "Perplexity<small>lower is better</small>",
-            number(comparison["reference_perplexity"]),
-            number(pair.reading.result["perplexity"]),
-            "none can be given"
-            if ratio["ratio"] is None
-            else f"× {ratio['ratio']:.4f}"
-            + _within(ratio["interval"], lambda bound: f"× {bound:.4f}"),
-        ),
-        (
-            "Right next token<small>the likeliest one is the text's</small>",
-            share("reference_accuracy"),
-            share("accuracy"),
-            f"{points(comparison['accuracy_change'])} points"
-            f"{_within(comparison['accuracy_change_interval'], points)}"
-            f"<small>{share('right_to_wrong')} lost, {share('wrong_to_right')} won</small>",
-        ),
+        (f"Perplexity{lower}", number(before), number(after), change),
+        (right, share("reference_accuracy"), share("accuracy"), lost_and_won),
     ]
     sampled = ""
     if pair.has_divergence:
-        largest = comparison["kl_percentiles"]
-        rows.append(
-            (
-                "KL divergence<small>how much predictions change, for better or worse</small>",
-                f"{number(comparison['kl'])} nats a token{_within(comparison['kl_interval'], number)}"
-                f"<small>half of all tokens below {number(largest['50'], 3)}, the largest "
-                f"{number(largest['100'], 3)}</small>",
-            )
+        half, largest = (number(own["kl_percentiles"][name], 3) for name in ("50", "100"))
+        divergence = (
+            f"{number(own['kl'])} nats a token{_within(own['kl_interval'], number)}"
+            f"<small>half of all tokens below {half}, the largest {largest}</small>"
         )
+        better_or_worse = "<small>how much predictions change, for better or worse</small>"
+        rows.append((f"KL divergence{better_or_worse}", divergence))
         sampled = f"up to {share('token_agreement')} if sampled, "
     return [*rows, ("Same next token", f"{sampled}{share('same_top')} if the likeliest is taken")]
 

@@ -1,11 +1,10 @@
 """Results of the metric in a notebook: the coloured text as the output of a cell."""
 
 import os
-import re
-from ast import literal_eval
 from collections.abc import Sequence
 
 from ..digests import TextsDigest
+from ..protocols import PROTOCOLS
 from . import SHOWN, Reading, own_perplexities, replaced, within
 from .comparison import pair_of
 from .report import report
@@ -100,8 +99,8 @@ def texts_as_read(
     elif contexts is not None:
         before = [contexts] * len(texts) if isinstance(contexts, str) else contexts
         wholes = [context + text for context, text in zip(before, texts)]
-    elif (join := _join(results["signature"])) is not None:
-        wholes = [join.join(texts)]
+    elif (join := PROTOCOLS[results["protocol"]].join) is not None:
+        wholes = ["".join(texts) if join == "tokens" else join.join(texts)]
     if len(scores) != len(wholes):
         raise ValueError(
             f"`texts` must be as many as `results` has scores of, {len(scores)}, got {len(wholes)}."
@@ -123,12 +122,3 @@ def texts_as_read(
     if contexts is not None:
         begins = [len(whole) - len(text) for whole, text in zip(wholes, texts)]
     return wholes, begins
-
-
-def _join(signature: str) -> str | None:
-    """Read the separator of joined texts from the signature: None, tokens (""), or a string."""
-    field = re.search(r"\|join:([^|]*)", signature)
-    value = "None" if field is None else field[1].encode("ascii").decode("unicode_escape")
-    return (
-        {"None": None, "tokens": ""}[value] if value in ("None", "tokens") else literal_eval(value)
-    )
