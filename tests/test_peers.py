@@ -23,10 +23,16 @@ TOKENIZERS = {"BOS": {}, "EOS only": {"bos": False}, "adds BOS": {"adds_bos": Tr
 
 
 @pytest.fixture(scope="module")
-def metric(root, tmp_path_factory):
+def compute(root, tmp_path_factory):
     """One metric for all, since nothing here depends on what it was used for before."""
     cache = tmp_path_factory.mktemp("cache")
-    return evaluate.load(str(root / "perplexity_sliding.py"), cache_dir=str(cache))
+    metric = evaluate.load(str(root / "perplexity_sliding.py"), cache_dir=str(cache))
+
+    def compute(texts, model, tokenizer, protocol="sliding", **settings):
+        given = {"predictions": texts, "model": model, "tokenizer": tokenizer}
+        return metric.compute(protocol=protocol, **given, **settings)
+
+    return compute
 
 
 @pytest.fixture(scope="module", params=["gpt2", "llama"])
@@ -89,16 +95,11 @@ def text_nlls(result):
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @pytest.mark.parametrize("max_length", [None, 7])
-def test_lm_eval(metric, model, kind, max_length):
+def test_lm_eval(compute, model, kind, max_length):
     tokenizer = make_tokenizer(**TOKENIZERS[kind])
     theirs = rolling(harness(model, tokenizer, max_length=max_length), DOCUMENTS)
-    ours = metric.compute(
-        predictions=DOCUMENTS,
-        model=model,
-        tokenizer=tokenizer,
-        protocol="lm-eval",
-        max_length=max_length,
-        return_token_scores=True,
+    ours = compute(
+        DOCUMENTS, model, tokenizer, "lm-eval", max_length=max_length, return_token_scores=True
     )
     assert text_nlls(ours) == close([-ll for ll in theirs])
     assert ours["total_nll"] == close(-sum(theirs))
@@ -106,7 +107,7 @@ def test_lm_eval(metric, model, kind, max_length):
     assert {name: ours[name] for name in expected} == close(expected)
 
 
-def test_lm_eval_scores_a_doubled_start_token(metric, tokenizer):
+def test_lm_eval_scores_a_doubled_start_token(compute, tokenizer):
     """A tokenizer that adds BOS gets a second one from the harness, and the added one is scored."""
     adding = make_tokenizer(**TOKENIZERS["adds BOS"])
     model = make_model("gpt2").double()
@@ -114,30 +115,22 @@ def test_lm_eval_scores_a_doubled_start_token(metric, tokenizer):
     by_default, without = (
         rolling(harness(model, adding, add_bos_token=choice), [text])[0] for choice in (None, False)
     )
-    result = metric.compute(predictions=[text], model=model, tokenizer=adding, protocol="lm-eval")
+    result = compute([text], model, adding, "lm-eval")
     assert result["num_tokens"] == 51
     assert result["total_nll"] == close(-by_default)
     # The harness's own way out is the encoding of a tokenizer that adds nothing.
-    result = metric.compute(
-        predictions=[text], model=model, tokenizer=tokenizer, protocol="lm-eval"
-    )
+    result = compute([text], model, tokenizer, "lm-eval")
     assert result["num_tokens"] == 50
     assert result["total_nll"] == close(-without)
     assert without != pytest.approx(by_default, rel=1e-2)
 
 
-def test_lm_eval_adds_no_start_token_to_a_text_that_has_one(metric):
+def test_lm_eval_adds_no_start_token_to_a_text_that_has_one(compute):
     tokenizer = make_tokenizer(**TOKENIZERS["adds BOS"])
     model = make_model("gpt2").double()
     texts = ["<bos> " + random_text(40), random_text(40)]
     theirs = rolling(harness(model, tokenizer), texts)
-    result = metric.compute(
-        predictions=texts,
-        model=model,
-        tokenizer=tokenizer,
-        protocol="lm-eval",
-        return_token_scores=True,
-    )
+    result = compute(texts, model, tokenizer, "lm-eval", return_token_scores=True)
     assert text_nlls(result) == close([-ll for ll in theirs])
 
 
@@ -184,61 +177,50 @@ GUIDE_CASES = [
 
 
 @pytest.mark.parametrize("num_tokens, max_length, stride", GUIDE_CASES)
-def test_transformers_docs(metric, model, tokenizer, num_tokens, max_length, stride):
+def test_transformers_docs(compute, model, tokenizer, num_tokens, max_length, stride):
     text = random_text(num_tokens)
     windows = reference.guide_loop(model, encode(tokenizer, text), max_length, stride)
-    settings = {"max_length": max_length, "stride": stride}
-    kwargs = {"predictions": [text], "model": model, "tokenizer": tokenizer} | settings
-
-    result = metric.compute(protocol="transformers-docs", **kwargs)
+    given, settings = ([text], model, tokenizer), {"max_length": max_length, "stride": stride}
+    result = compute(*given, "transformers-docs", **settings)
     assert result["perplexity"] == close(math.exp(np.mean([loss for _, loss in windows])))
     assert result["num_windows"] == len(windows)
 
     weights = [labels - 1 for labels, _ in windows]
     losses = [loss * weight for weight, (_, loss) in zip(weights, windows)]
-    result = metric.compute(protocol="transformers-docs-weighted", **kwargs)
+    result = compute(*given, "transformers-docs-weighted", **settings)
     assert result["perplexity"] == close(math.exp(sum(losses) / sum(weights)))
 
 
 @pytest.mark.parametrize("protocol", ["transformers-docs", "transformers-docs-weighted"])
-def test_transformers_docs_leaves_out_a_window_without_a_target(metric, model, tokenizer, protocol):
+def test_transformers_docs_leaves_out_a_window_without_a_target(
+    compute, model, tokenizer, protocol
+):
     """At S = L a last window of one token has no target, and the guide's loop gives NaN."""
     text = random_text(17)
     windows = reference.guide_loop(model, encode(tokenizer, text), 8, 8)
     assert [labels for labels, _ in windows] == [8, 8, 1]
     assert math.isnan(windows[-1][1])
-    result = metric.compute(
-        predictions=[text],
-        model=model,
-        tokenizer=tokenizer,
-        protocol=protocol,
-        max_length=8,
-        stride=8,
-    )
+    result = compute([text], model, tokenizer, protocol, max_length=8, stride=8)
     assert result["perplexity"] == close(math.exp((windows[0][1] + windows[1][1]) / 2))
 
 
-def test_transformers_docs_joins_with_an_empty_line(metric):
+def test_transformers_docs_joins_with_an_empty_line(compute):
     tokenizer, model = make_byte_tokenizer(), make_model("gpt2", vocab_size=259).double()
     texts = ["Once upon a time", "there was a token"]
     ids = encode(tokenizer, texts[0] + "\n\n" + texts[1])
     assert len(ids) == len(texts[0]) + 2 + len(texts[1])
     losses = [loss for _, loss in reference.guide_loop(model, ids, CONTEXT, CONTEXT // 2)]
-    result = metric.compute(
-        predictions=texts, model=model, tokenizer=tokenizer, protocol="transformers-docs"
-    )
+    result = compute(texts, model, tokenizer, "transformers-docs")
     assert result["perplexity"] == close(math.exp(np.mean(losses)))
 
 
-def test_transformers_docs_adds_special_tokens_once(metric, model):
+def test_transformers_docs_adds_special_tokens_once(compute, model):
     tokenizer = make_tokenizer(adds_bos=True)
     texts = [random_text(30), random_text(40)]
     ids = encode(tokenizer, " ".join(texts), special=True)
     assert ids[0] == tokenizer.bos_token_id and len(ids) == 71
     losses = [loss for _, loss in reference.guide_loop(model, ids, CONTEXT, CONTEXT // 2)]
-    result = metric.compute(
-        predictions=texts, model=model, tokenizer=tokenizer, protocol="transformers-docs"
-    )
+    result = compute(texts, model, tokenizer, "transformers-docs")
     assert result["perplexity"] == close(math.exp(np.mean(losses)))
 
 
@@ -268,14 +250,14 @@ STOCK_STARTS = [
 @pytest.mark.parametrize("max_length", [CONTEXT, 6])
 @pytest.mark.parametrize("kind, add_start_token", STOCK_STARTS)
 @pytest.mark.filterwarnings("ignore:The tokenizer has no start token")
-def test_stock(metric, model, kind, max_length, add_start_token):
+def test_stock(compute, model, kind, max_length, add_start_token):
     tokenizer = make_tokenizer(**TOKENIZERS[kind])
     expected = stock_perplexities(model, tokenizer, STOCK_TEXTS, max_length, add_start_token)
-    result = metric.compute(
-        predictions=STOCK_TEXTS,
-        model=model,
-        tokenizer=tokenizer,
-        protocol="stock",
+    result = compute(
+        STOCK_TEXTS,
+        model,
+        tokenizer,
+        "stock",
         max_length=max_length,
         add_start_token=add_start_token,
     )
@@ -287,33 +269,25 @@ def test_stock(metric, model, kind, max_length, add_start_token):
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @pytest.mark.parametrize("add_start_token", [True, False])
 @pytest.mark.filterwarnings("ignore:The tokenizer has no start token")
-def test_sliding_is_stock_where_a_text_fits(metric, model, kind, add_start_token):
+def test_sliding_is_stock_where_a_text_fits(compute, model, kind, add_start_token):
     tokenizer = make_tokenizer(**TOKENIZERS[kind])
     texts = [random_text(length) for length in (2, 5, CONTEXT - 1)]
     expected = stock_perplexities(model, tokenizer, texts, CONTEXT, add_start_token)
-    result = metric.compute(
-        predictions=texts, model=model, tokenizer=tokenizer, add_start_token=add_start_token
-    )
+    result = compute(texts, model, tokenizer, add_start_token=add_start_token)
     assert result["perplexities"] == close(expected)
     assert result["mean_perplexity"] == close(np.mean(expected))
 
 
 @pytest.mark.parametrize("overlap", [1, 3, 7, 8])
 @pytest.mark.parametrize("num_tokens", [2, 4, 8, 9, 10, 17, 50])
-def test_megatron(metric, model, tokenizer, num_tokens, overlap):
+def test_megatron(compute, model, tokenizer, num_tokens, overlap):
     """Fixed windows of L + 1 tokens every `overlap`, all but the first scoring their last ones."""
     length, text = 8, random_text(num_tokens)
     ids = encode(tokenizer, text)
     nlls = reference.window_nlls(model, ids, reference.megatron(len(ids), length, overlap))
     targets, total = len(ids) - 1, sum(nlls.values())
-    result = metric.compute(
-        predictions=[text],
-        model=model,
-        tokenizer=tokenizer,
-        protocol="megatron",
-        max_length=length,
-        stride=overlap,
-        word_counts=[5],
+    result = compute(
+        [text], model, tokenizer, "megatron", max_length=length, stride=overlap, word_counts=[5]
     )
     assert result["num_tokens"] == targets
     assert result["total_nll"] == close(total)
@@ -322,12 +296,10 @@ def test_megatron(metric, model, tokenizer, num_tokens, overlap):
     assert result["adjusted_perplexity"] == close(math.exp(min(20, total / targets * ratio)))
 
 
-def test_megatron_caps_the_exponent(metric, tokenizer):
+def test_megatron_caps_the_exponent(compute, tokenizer):
     model = make_model("gpt2").double()
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight * 20)
-    text = random_text(60)
-    kwargs = {"predictions": [text], "model": model, "tokenizer": tokenizer}
-    result = metric.compute(protocol="megatron", max_length=8, stride=4, **kwargs)
+    result = compute([random_text(60)], model, tokenizer, "megatron", max_length=8, stride=4)
     assert result["total_nll"] / result["num_tokens"] > 20
     assert result["perplexity"] == close(math.exp(20))
 
@@ -335,7 +307,7 @@ def test_megatron_caps_the_exponent(metric, tokenizer):
 @pytest.mark.parametrize("kind", ["BOS", "adds BOS"])
 @pytest.mark.parametrize("length", [6, 7, CONTEXT])
 @pytest.mark.parametrize("num_tokens", [2 * CONTEXT, 75])
-def test_llama_cpp(metric, model, kind, length, num_tokens):
+def test_llama_cpp(compute, model, kind, length, num_tokens):
     """Disjoint chunks, BOS in the place of the first token, the second half scored."""
     tokenizer = make_tokenizer(**TOKENIZERS[kind])
     adds_bos = kind == "adds BOS"
@@ -345,13 +317,7 @@ def test_llama_cpp(metric, model, kind, length, num_tokens):
     plan = reference.llama_cpp(len(ids), length, adds_bos)
     nlls = np.array([*reference.window_nlls(model, ids, plan, tokenizer.bos_token_id).values()])
     variance = (np.mean(nlls**2) - np.mean(nlls) ** 2) / (len(nlls) - 1)
-    result = metric.compute(
-        predictions=[text],
-        model=model,
-        tokenizer=tokenizer,
-        protocol="llama.cpp",
-        max_length=length,
-    )
+    result = compute([text], model, tokenizer, "llama.cpp", max_length=length)
     assert result["num_tokens"] == len(nlls)
     assert result["perplexity"] == close(math.exp(nlls.mean()))
     assert result["tool_stderr"] == close(math.sqrt(variance) * math.exp(nlls.mean()))
@@ -359,7 +325,7 @@ def test_llama_cpp(metric, model, kind, length, num_tokens):
 
 @pytest.mark.parametrize("kind", ["BOS", "adds BOS"])
 @pytest.mark.parametrize("num_tokens", [8, 15, 16, 50])
-def test_gptq(metric, model, kind, num_tokens):
+def test_gptq(compute, model, kind, num_tokens):
     """Disjoint chunks of L = S, the tail dropped; the mean of chunk means."""
     tokenizer = make_tokenizer(**TOKENIZERS[kind])
     length, text = 8, random_text(num_tokens)
@@ -369,15 +335,13 @@ def test_gptq(metric, model, kind, num_tokens):
     with torch.no_grad():
         for chunk in torch.tensor(chunks):
             losses.append(model(chunk[None], labels=chunk[None]).loss.item())
-    result = metric.compute(
-        predictions=[text], model=model, tokenizer=tokenizer, protocol="gptq", max_length=length
-    )
+    result = compute([text], model, tokenizer, "gptq", max_length=length)
     assert result["perplexity"] == close(math.exp(np.mean(losses)))
     assert result["num_windows"] == len(chunks)
 
 
 @pytest.mark.parametrize("num_tokens", [1024, 1025, 1535, 1536, 2100])
-def test_exllamav2(metric, tokenizer, num_tokens):
+def test_exllamav2(compute, tokenizer, num_tokens):
     """Windows of L every 512 tokens, later ones scoring their last 512; the tail dropped."""
     length, stride = 1024, 512
     model = make_model("gpt2", n_positions=length)
@@ -385,15 +349,13 @@ def test_exllamav2(metric, tokenizer, num_tokens):
     ids = encode(tokenizer, text)
     plan = reference.exllamav2(len(ids), length, stride)
     nlls = [*reference.window_nlls(model, ids, plan).values()]
-    result = metric.compute(
-        predictions=[text], model=model, tokenizer=tokenizer, protocol="exllamav2"
-    )
+    result = compute([text], model, tokenizer, "exllamav2")
     assert result["num_tokens"] == len(nlls)
     assert result["perplexity"] == close(math.exp(np.mean(nlls)))
 
 
 @pytest.mark.parametrize("kind", ["BOS", "adds BOS"])
-def test_mlx_lm(metric, model, kind):
+def test_mlx_lm(compute, model, kind):
     """Documents encoded one by one, their tokens laid end to end in rows of L."""
     tokenizer = make_tokenizer(**TOKENIZERS[kind])
     length, texts = 8, [random_text(n) for n in (3, 20, 9)]
@@ -404,9 +366,7 @@ def test_mlx_lm(metric, model, kind):
         ids += [tokenizer.eos_token_id] * (ids[-1] != tokenizer.eos_token_id)
     plan = reference.chunks(len(ids), length)
     nlls = np.array([*reference.window_nlls(model, ids, plan).values()])
-    result = metric.compute(
-        predictions=texts, model=model, tokenizer=tokenizer, protocol="mlx-lm", max_length=length
-    )
+    result = compute(texts, model, tokenizer, "mlx-lm", max_length=length)
     perplexity = math.exp(nlls.mean())
     assert result["perplexity"] == close(perplexity)
     assert result["tool_stderr"] == close(perplexity * nlls.std(ddof=1) / math.sqrt(len(nlls)))
@@ -414,7 +374,7 @@ def test_mlx_lm(metric, model, kind):
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @pytest.mark.parametrize("length", [CONTEXT, 7])
-def test_paloma(metric, model, kind, length):
+def test_paloma(compute, model, kind, length):
     """The harness's windows with EOS as the prefix, whatever BOS there is, and nothing else added."""
     tokenizer = make_tokenizer(**TOKENIZERS[kind])
     totals = []
@@ -422,13 +382,8 @@ def test_paloma(metric, model, kind, length):
         ids = encode(tokenizer, text)
         plan = reference.lm_eval(len(ids), length)
         totals.append(sum(reference.window_nlls(model, ids, plan, tokenizer.eos_token_id).values()))
-    result = metric.compute(
-        predictions=DOCUMENTS,
-        model=model,
-        tokenizer=tokenizer,
-        protocol="paloma",
-        max_length=length,
-        return_token_scores=True,
+    result = compute(
+        DOCUMENTS, model, tokenizer, "paloma", max_length=length, return_token_scores=True
     )
     assert text_nlls(result) == close(totals)
     count = sum(len(encode(tokenizer, text)) for text in DOCUMENTS)
@@ -437,16 +392,16 @@ def test_paloma(metric, model, kind, length):
     assert result["bits_per_byte"] == close(sum(totals) / octets / math.log(2))
 
 
-def test_no_two_protocols_agree_by_chance(metric):
+def test_no_two_protocols_agree_by_chance(compute):
     """What makes the comparisons above mean something: each protocol gives another number."""
     tokenizer, model = make_tokenizer(**TOKENIZERS["adds BOS"]), make_model("gpt2").double()
     texts = [random_text(120), random_text(85)]
-    kwargs = {"predictions": texts, "model": model, "tokenizer": tokenizer}
-    kwargs["max_length"] = 16
-    perplexities = {"stock": metric.compute(protocol="stock", add_start_token=False, **kwargs)}
+    settings = {"stock": {"add_start_token": False}}
     # run-clm is mlx-lm but for its blocks' default length and for more than a thousand texts.
-    for protocol in PROTOCOLS.keys() - {"stock", "run-clm"}:
-        perplexities[protocol] = metric.compute(protocol=protocol, **kwargs)
-    ordered = sorted(result["perplexity"] for result in perplexities.values())
+    results = [
+        compute(texts, model, tokenizer, protocol, max_length=16, **settings.get(protocol, {}))
+        for protocol in PROTOCOLS.keys() - {"run-clm"}
+    ]
+    ordered = sorted(result["perplexity"] for result in results)
     apart = [high / low - 1 for low, high in itertools.pairwise(ordered)]
     assert min(apart) > 1e-4
