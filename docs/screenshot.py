@@ -117,7 +117,10 @@ def save_film(frames: list[Image.Image], path: Path) -> None:
 
 def take_pictures(browser, url: str) -> None:
     """The pictures of the documents and of the page's preview."""
-    for path, size, scale in ((PICTURE, SIZES["desk"], 1.0), (PREVIEW, PREVIEW_SIZE, PREVIEW_SCALE)):
+    for path, size, scale in (
+        (PICTURE, SIZES["desk"], 1.0),
+        (PREVIEW, PREVIEW_SIZE, PREVIEW_SCALE),
+    ):
         open_page(browser, url, size, scale=scale)
         photograph(browser).quantize(COLOURS).save(path, optimize=True)
     open_page(browser, url, SIZES["desk"])

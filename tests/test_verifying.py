@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from models import make_model, make_tokenizer, random_text, save
 
-from perplexity_sliding.cli import main, verifying
+from perplexity_sliding.cli import main, stored
 from perplexity_sliding.cli.options import parse_arguments
 from perplexity_sliding.protocols import PROTOCOLS
 
@@ -46,7 +46,7 @@ def test_a_result_comes_out_again(call, store, text):
     assert outcome.code == 0, outcome.out
     lines = outcome.out.splitlines()
     named = [line.split()[0] for line in lines if line.endswith("the same")]
-    assert named == [part for part in verifying.PARTS if part in named] and len(named) >= 5
+    assert named == [part for part in stored.PARTS if part in named] and len(named) >= 5
     assert any(line.startswith("others        the same: ") for line in lines)
     assert "seconds" in outcome.out.split("not compared")[1]
     assert lines[-1] == "verified"
@@ -119,7 +119,7 @@ def test_each_difference_is_said_once(call, store, text):
 def test_other_versions_are_named_where_the_numbers_agree(call, store, text):
     path = store(text)
     signature = json.loads(path.read_text())["corpus"]["signature"]
-    edited(path, signature=signature.replace("|torch:", "|torch:0."), probe=3.25, long_probe=[1])
+    edited(path, signature=signature.replace("|torch:", "|torch:0."), probe=3.25)
     result = json.loads(path.read_text())
     if "probe" in call(text, "--format=json").json["corpus"]:
         result["corpus"].pop("probe")

@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 
 from ..argument_table import is_address
-from . import output, rows, verifying
+from . import output, rows, stored
 from .comparing import AXES, label
 from .measuring import Report, load_metric, measure, merge
 from .messages import (
@@ -87,9 +87,9 @@ def run(args: argparse.Namespace) -> int:
         return verdict(report, args)[0]  # the first process of the torchrun writes
     if args.stored:
         repeated = json.loads("".join(output.render(report, args)))
-        outcome = verifying.compare(rows.finite(args.stored), repeated)
-        to_stdout([verifying.describe(outcome)])
-        return 0 if outcome.is_verified else ABOVE_LIMIT
+        said, is_verified = stored.compare(rows.finite(args.stored), repeated)
+        to_stdout([said])
+        return 0 if is_verified else ABOVE_LIMIT
     return deliver(report, args, plots)
 
 

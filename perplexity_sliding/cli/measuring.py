@@ -15,9 +15,9 @@ from ..protocols import DEFAULT_PROTOCOL, PROTOCOLS
 from ..views import SHOWN, Reading, own_perplexities
 from .messages import Progress, in_options, list_some
 from .options import METRIC_ARGUMENTS, NONE, OF_REFERENCE, WITHOUT_ADAPTER, as_list, stored_options
-from .parts import Part, read_parts
 from .reading import ReadText, Text
 from .rows import Spool, flat
+from .stored import Part, read_parts
 from .tables import signature_fields
 
 # Characters and texts that are scored together.  A character takes PART_WEIGHT times the memory if

@@ -17,7 +17,7 @@ from pathlib import Path
 from ..about import VERSION
 from ..argument_table import ARGUMENTS
 from ..protocols import PROTOCOLS
-from . import values, verifying
+from . import stored, values
 
 PACKAGE = Path(__file__).parent.parent.resolve()
 BUNDLED_MODEL = PACKAGE / "demo_model"
@@ -295,9 +295,9 @@ def parse_arguments(argv: list[str], program: str = "score.py") -> argparse.Name
         hint = f" (did you mean {close[0]}?)" if close and unknown[0].startswith("-") else ""
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     args.argv, args.detokenizer = argv, None
-    args.stored = verifying.read_result(args.verify) if args.verify else None
+    args.stored = stored.read_result(args.verify) if args.verify else None
     if args.stored:
-        verifying.take_options(args.stored, args, STORED)
+        stored.take_options(args.stored, args, STORED)
     args.takes_bundled_model = args.model_id is None
     names = args.model_id or [str(BUNDLED_MODEL)]
     args.models = [model for name in names for model in matching_models(name)]

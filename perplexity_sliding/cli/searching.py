@@ -12,7 +12,7 @@ from ..layouts import LAYOUTS, arrange
 from .messages import Progress, program_name, say, to_stdout
 from .options import BUNDLED_MODEL, as_list, parse_arguments, with_hyphens
 from .reading import open_texts
-from .tables import columns_of, format_value
+from .tables import Column, format_value, lay_out, tabulate
 from .values import without_secrets
 
 MOST_SHOWN = 20
@@ -24,7 +24,11 @@ TITLES = {
     "layout": "layout",
     "average": "average",
     "value": "value",
+    "difference": "difference",
+    "same_value": "same value",
 }
+# A copied setting needs all of its columns, whatever the terminal's width.
+ENDLESS = 10_000
 
 
 def search(args: argparse.Namespace) -> int:
@@ -32,7 +36,17 @@ def search(args: argparse.Namespace) -> int:
     progress = Progress("Searching", args.hides_progress)
     try:
         progress.status("Reading")
-        texts, names = read_corpora(args)
+        names = ("dataset", "text_column", "encoding")
+        given = [(f"--{with_hyphens(name)}", getattr(args, name)) for name in names]
+        options = [str(word) for pair in given if pair[1] is not None for word in pair]
+        if len(args.find) == 1 or args.models[1:]:
+            texts, called = (
+                read_corpus(args, args.files),
+                [[*args.files, *options]] * len(args.find),
+            )
+        else:
+            texts = [read_corpus(args, [file]) for file in args.files]
+            called = [[file, *options] for file in args.files]
         progress.status("Loading the libraries")
         import transformers
 
@@ -41,16 +55,16 @@ def search(args: argparse.Namespace) -> int:
 
         transformers.logging.disable_progress_bar()
         arguments = ("dtype", "device", "batch_size", "model_kwargs", "max_tokens")
-        given = {name: getattr(args, name) for name in arguments}
+        settings = {name: getattr(args, name) for name in arguments}
         progress.status("Planning")
         with bars_hidden():
             result = find(
                 args.find if len(args.find) > 1 else args.find[0],
                 texts,
                 model_id=args.models if args.models[1:] else args.model_id,
-                files=names,
+                files=called,
                 callback=progress,
-                **{name: value for name, value in given.items() if value is not None},
+                **{name: value for name, value in settings.items() if value is not None},
             )
     finally:
         progress.close()
@@ -60,28 +74,13 @@ def search(args: argparse.Namespace) -> int:
     return 0
 
 
-def read_corpora(args: argparse.Namespace) -> tuple[list, list[list[str]]]:
-    """Read the texts of each figure.
-
-    Returns:
-        one list of texts for all figures, or one per FILE; and the command-line arguments of each.
-    """
-    names = ("dataset", "text_column", "encoding")
-    given = [(f"--{with_hyphens(name)}", getattr(args, name)) for name in names]
-    options = [str(word) for pair in given if pair[1] is not None for word in pair]
-    if len(args.find) == 1 or args.models[1:]:
-        return read_corpus(args), [[*args.files, *options]] * len(args.find)
-    corpora = [read_corpus(argparse.Namespace(**vars(args) | {"files": [f]})) for f in args.files]
-    return corpora, [[file, *options] for file in args.files]
-
-
-def read_corpus(args: argparse.Namespace) -> list[str]:
+def read_corpus(args: argparse.Namespace, files: list[str]) -> list[str]:
     """Read all texts.
 
     Raises:
         ValueError: a text cannot be read, or is a chat.
     """
-    texts = list(open_texts(args))
+    texts = list(open_texts(argparse.Namespace(**vars(args) | {"files": files})))
     for text in texts:
         if text.error is not None:
             raise ValueError(f"{text.name}: {text.error}")
@@ -105,20 +104,17 @@ def as_called(command: str | list[str], args: argparse.Namespace) -> str | list[
 
 def to_text(result: dict) -> str:
     """Format the result as text."""
-    figures = result["figure"] if isinstance(result["figure"], list) else [result["figure"]]
+    matches, nearest, left = result["matches"], result["nearest"], result["not_tried"]
     parts = []
-    matches, nearest = result["matches"], result["nearest"]
     if matches:
-        parts += [f"Settings that give {', '.join(figures)}, most likely first", ""]
+        parts += [
+            f"Settings that give {', '.join(as_list(result['figure']))}, most likely first",
+            "",
+        ]
         parts += [table(matches[:MOST_SHOWN]), ""]
         if len(matches) > MOST_SHOWN:
             parts += [f"and {len(matches) - MOST_SHOWN:,} more: --json lists them.", ""]
-        commands = matches[0]["command"]
-        parts += [
-            "To repeat the first:",
-            *([commands] if isinstance(commands, str) else commands),
-            "",
-        ]
+        parts += ["To repeat the first:", *as_list(matches[0]["command"]), ""]
     if nearest:
         parts += ["Nearest other settings", "", table(nearest), ""]
     for row in result["published"]:
@@ -127,54 +123,31 @@ def to_text(result: dict) -> str:
             f"Published: {row['figure']} for {row['model']} on {row['corpus']}{named}: {row['source']}"
         )
     parts.append(result["conclusion"])
-    parts += left_out(result)
+    if left:
+        num_settings, num_tokens, far = (
+            sum(step[name] for step in left)
+            for name in ("num_settings", "num_forward_tokens", "misses_on_sample")
+        )
+        sampled = f" On a sample, {far} of these passes miss the figure." if far else ""
+        parts.append(
+            f"Read {result['num_forward_tokens']:,} tokens. Not tried: {num_settings:,} settings, "
+            f"which take {num_tokens:,} more. --max-tokens N continues up to N tokens.{sampled}"
+        )
     return "\n".join(parts) + "\n"
 
 
-def left_out(result: dict) -> list[str]:
-    """Return a note on the settings that were not tried, and their cost."""
-    left = result["not_tried"]
-    if not left:
-        return []
-    num_settings = sum(step["num_settings"] for step in left)
-    num_tokens = sum(step["num_forward_tokens"] for step in left)
-    far = sum(step["misses_on_sample"] for step in left)
-    sampled = f" On a sample, {far} of these passes miss the figure." if far else ""
-    return [
-        f"Read {result['num_forward_tokens']:,} tokens. Not tried: {num_settings:,} settings, "
-        f"which take {num_tokens:,} more. --max-tokens N continues up to N tokens.{sampled}"
-    ]
-
-
 def table(entries: list[dict]) -> str:
-    """Format settings with left-aligned columns, all of them, whatever the terminal's width."""
-    rows = [[written(key, entry[key]) for key in TITLES] for entry in entries]
-    titles = list(TITLES.values())
-    if "difference" in entries[0]:
-        titles.append("difference")
-        rows = [[*row, entry["difference"]] for row, entry in zip(rows, entries)]
-    elif any(entry["same_value"] for entry in entries):
-        titles.append("same value")
-        for row, entry in zip(rows, entries):
-            others = dict.fromkeys(other["protocol"] for other in entry["same_value"])
-            row.append(", ".join(name for name in others if name != entry["protocol"]))
-    lines = [titles, *rows]
-    widths = [max(map(columns_of, column)) for column in zip(*lines)]
-    return "\n".join(
-        "  ".join(
-            cell + " " * (width - columns_of(cell)) for cell, width in zip(line, widths)
-        ).rstrip()
-        for line in lines
-    )
-
-
-def written(key: str, value: object) -> str:
-    """Format a value to four places, and a missing start token as "none"."""
-    if value is False:
-        return "none"
-    if key != "value":
-        return str(value)
-    return ", ".join(format_value(one, 4) for one in as_list(value))
+    """Format settings with left-aligned columns."""
+    rows = []
+    for entry in entries:
+        others = dict.fromkeys(other["protocol"] for other in entry.get("same_value", ()))
+        same = ", ".join(name for name in others if name != entry["protocol"])
+        start = "none" if entry["add_start_token"] is False else str(entry["add_start_token"])
+        values = ", ".join(format_value(one, 4) for one in as_list(entry["value"]))
+        sizes = {name: str(entry[name]) for name in ("max_length", "stride")}
+        rows.append(entry | sizes | {"add_start_token": start, "value": values, "same_value": same})
+    columns = [Column(title, key, left=True) for key, title in TITLES.items()]
+    return lay_out(tabulate(rows, columns), ENDLESS)
 
 
 def print_layout(argv: list[str]) -> int:
@@ -182,7 +155,8 @@ def print_layout(argv: list[str]) -> int:
     if not argv or argv[0] not in LAYOUTS:
         say(f"usage: searching NAME FILE ...; NAME is one of {', '.join(LAYOUTS)}")
         return 2
-    texts = arrange(read_corpus(parse_arguments(argv[1:])), argv[0])
+    args = parse_arguments(argv[1:])
+    texts = arrange(read_corpus(args, args.files), argv[0])
     to_stdout(json.dumps({"text": text}) + "\n" for text in texts)
     return 0
 

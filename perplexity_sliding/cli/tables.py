@@ -15,6 +15,7 @@ from itertools import zip_longest
 from wcwidth import wcswidth, wrap
 
 from .messages import one_line
+from .stored import fields_of
 
 NOTHING = "–"
 MINUS = "−"
@@ -114,8 +115,7 @@ def format_value(value: object, digits: int = 2, sign: str = "") -> str:
 
 
 def signature_fields(row: dict) -> dict[str, str]:
-    pairs = (field.partition(":") for field in row["signature"].split("|"))
-    return {name: value for name, _, value in pairs}
+    return fields_of(row["signature"])
 
 
 def quoted(text: str) -> str:
