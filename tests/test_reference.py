@@ -21,7 +21,7 @@ from models import (
     random_text,
     save,
 )
-from test_parts import CHAT, PLAIN
+from test_parts import CHAT, PLAIN_TEMPLATE
 
 from perplexity_sliding.engines.sources import same_vocabulary
 from perplexity_sliding.scoring import passes
@@ -517,7 +517,7 @@ PARTS = {
 
 @pytest.fixture
 def compute(metric, gpt2):
-    tokenizer = make_tokenizer(chat_template=PLAIN)
+    tokenizer = make_tokenizer(chat_template=PLAIN_TEMPLATE)
     return lambda **kwargs: metric.compute(**({"model": gpt2, "tokenizer": tokenizer} | kwargs))
 
 
@@ -595,14 +595,14 @@ def test_a_span_after_white_space_that_has_no_token_is_compared(compute):
     assert both["piece_scores"][0]["offsets"] == [[3, 5]]
 
 
-@pytest.mark.parametrize("template", [None, "<bos>{{ messages[0]['content'] }}", PLAIN])
+@pytest.mark.parametrize("template", [None, "<bos>{{ messages[0]['content'] }}", PLAIN_TEMPLATE])
 def test_the_reference_reads_the_chats_that_the_model_reads(compute, template):
     """A base model has no template, or another; the ends of turns are no bytes of an answer."""
     byte_model = make_model("gpt2", vocab_size=300)
     byte_tokenizer = make_byte_tokenizer(chat_template=template)
     of_bytes = {"reference": {"model": byte_model, "tokenizer": byte_tokenizer}}
     both = compute(predictions=CHATS, return_token_scores=True, **of_bytes)
-    written = make_tokenizer(chat_template=PLAIN)
+    written = make_tokenizer(chat_template=PLAIN_TEMPLATE)
     texts = [written.apply_chat_template(chat, tokenize=False) for chat in CHATS]
     answers = ["w7 w8 w9", "w11", "w7 w8 w9", "w11"]
     found = [

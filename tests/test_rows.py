@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from models import make_byte_tokenizer, make_model, make_tokenizer, save
-from test_parts import CHAT, PLAIN
+from test_parts import CHAT, PLAIN_TEMPLATE
 
 from perplexity_sliding.cli.rows import without_punctuation
 
@@ -204,7 +204,7 @@ def chatty(tmp_path_factory):
     """Two models whose tokenizer has a template."""
     folder, tokenizer = (
         tmp_path_factory.mktemp("models"),
-        make_tokenizer(chat_template=PLAIN),
+        make_tokenizer(chat_template=PLAIN_TEMPLATE),
     )
     spreads = {"tuned": 0.3, "base": 0.33}
     return {
@@ -237,7 +237,7 @@ def test_the_assistant_s_turns_are_scored_as_in_python(call, chats, chatty, metr
 def test_keys_that_arrow_adds_are_no_part_of_a_chat(call, tmp_path, as_dataset):
     """Its objects have the keys of all: arguments with two more of None were scored."""
     counted = "m['content'] + ' w20' * (m.tool_calls[0].arguments | length if m.tool_calls else 0)"
-    template = PLAIN.replace("m['content']", counted)
+    template = PLAIN_TEMPLATE.replace("m['content']", counted)
     tokenizer = make_tokenizer(chat_template=template)
     model = save(tmp_path / "model", make_model("gpt2"), tokenizer)
     chats = [list(map(dict, CHAT)) for _ in range(2)]

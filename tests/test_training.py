@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 from models import make_model, make_tokenizer, random_text
-from test_parts import CHAT, PLAIN
+from test_parts import CHAT, PLAIN_TEMPLATE
 
 from perplexity_sliding import PerplexityCallback, compute
 
@@ -217,9 +217,9 @@ def test_several_data_sets_are_one_evaluation(tmp_path, monkeypatch):
 
 def test_the_answers_of_chats_are_scored(tmp_path):
     callback = PerplexityCallback([CHAT, CHAT[:2]])
-    trainer = make_trainer(tmp_path, callback, template=PLAIN)
+    trainer = make_trainer(tmp_path, callback, template=PLAIN_TEMPLATE)
     trainer.evaluate()
-    tokenizer = make_tokenizer(chat_template=PLAIN)
+    tokenizer = make_tokenizer(chat_template=PLAIN_TEMPLATE)
     expected = compute([CHAT, CHAT[:2]], model=make_model("gpt2"), tokenizer=tokenizer)
     assert callback.results["perplexity"] == pytest.approx(expected["perplexity"], rel=1e-6)
 
