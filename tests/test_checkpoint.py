@@ -135,27 +135,36 @@ def test_another_one_never_matches(metric, arguments, path, gpt2, what):
     assert metric.compute(checkpoint=path, **changed) == metric.compute(**changed)
 
 
-def test_a_foreign_file_is_refused(metric, arguments, path):
+def text(path, data):
     path.write_text("Call me Ishmael. " * 100)
-    with pytest.raises(ValueError, match=r"`checkpoint`=.*run\.sqlite' cannot be used"):
-        metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
-    assert path.read_text().startswith("Call me")
 
 
-def test_another_programs_database_is_refused(metric, arguments, path):
+def another_programs_database(path, data):
+    path.unlink()
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE bookmarks (url TEXT)")
-    with pytest.raises(ValueError, match=r"run\.sqlite' cannot be used: it is a database of anoth"):
-        metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
 
 
-def test_a_damaged_file_is_refused(metric, arguments, path):
+def damaged(path, data):
+    half = len(data) // 2
+    path.write_bytes(data[:100] + b"\x7f" * (half - 100) + data[half:])
+
+
+@pytest.mark.parametrize(
+    "spoil, reason",
+    [
+        (text, "cannot be used"),
+        (another_programs_database, "cannot be used: it is a database of another program"),
+        (damaged, "cannot be"),
+    ],
+)
+def test_another_file_is_refused_and_left_as_it_is(metric, arguments, path, spoil, reason):
     metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
-    data = bytearray(path.read_bytes())
-    data[100 : len(data) // 2] = b"\x7f" * (len(data) // 2 - 100)
-    path.write_bytes(data)
-    with pytest.raises(ValueError, match=r"`checkpoint`=.*run\.sqlite' cannot be"):
+    spoil(path, path.read_bytes())
+    spoiled = path.read_bytes()
+    with pytest.raises(ValueError, match=rf"`checkpoint`=.*run\.sqlite' {reason}"):
         metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
+    assert path.read_bytes() == spoiled
 
 
 def test_scores_of_the_wrong_size_are_scored_again(metric, arguments, path):
@@ -192,21 +201,14 @@ def test_a_flipped_bit_never_gives_a_wrong_number(metric, arguments, path, first
 
 
 def test_alternatives_are_kept_too(metric, arguments, path):
-    arguments |= {"return_token_scores": ["top2"]}
-    expected = metric.compute(predictions=TEXTS, **arguments)
-    assert metric.compute(predictions=TEXTS, checkpoint=path, **arguments) == expected
     progress = []
-    again = metric.compute(
-        predictions=TEXTS, checkpoint=path, callback=progress.append, **arguments
-    )
-    assert (again, progress) == (expected, [])
-
-
-def test_another_number_of_alternatives_is_scored_anew(metric, arguments, path):
-    metric.compute(predictions=TEXTS, checkpoint=path, return_token_scores=["top2"], **arguments)
-    arguments |= {"return_token_scores": ["top3"]}
-    result = metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
-    assert result == metric.compute(predictions=TEXTS, **arguments)
+    for number, told in ((2, 1), (2, 0), (3, 1)):  # another number of them is scored anew
+        asked = arguments | {"return_token_scores": [f"top{number}"]}
+        progress.clear()
+        result = metric.compute(
+            predictions=TEXTS, checkpoint=path, callback=progress.append, **asked
+        )
+        assert (result, bool(progress)) == (metric.compute(predictions=TEXTS, **asked), bool(told))
 
 
 # ---- models that only their numbers tell apart

@@ -15,7 +15,6 @@ import torch
 import transformers
 from models import (
     BOS,
-    NEWEST,
     VOCABULARY,
     enliven,
     make_model,
@@ -125,16 +124,6 @@ def test_entries_that_a_table_keeps_for_itself_do_not_count(family, padding, kep
     assert context_limit(model, make_tokenizer()).table == 20 - kept
 
 
-def test_finding_the_limit_leaves_the_model_as_it_was():
-    model = make_model("gpt2").train()
-    torch.manual_seed(5)
-    expected = torch.rand(3)
-    torch.manual_seed(5)
-    context_limit(model, make_tokenizer())
-    assert torch.equal(torch.rand(3), expected), "random numbers were drawn"
-    assert all(module.training for module in model.modules())
-
-
 # ---- when a model is loaded again
 
 
@@ -169,23 +158,6 @@ def test_a_configuration_that_is_changed_between_calls(metric, folder):
     )
     assert after["perplexity"] == expected["perplexity"]
     assert after["perplexity"] != pytest.approx(before["perplexity"], rel=1e-4)
-
-
-def test_another_folder_of_the_same_relative_name(metric, tmp_path, monkeypatch):
-    """Alike to the byte in all sizes and to the nanosecond in all times."""
-    for place, seed in (("here", 0), ("there", 7)):
-        folder = tmp_path / place / "model"
-        save(folder, make_model("gpt2", seed=seed), make_tokenizer())
-        for file in folder.iterdir():
-            os.utime(file, (1, 1))
-    found = []
-    for place in ("here", "there"):
-        monkeypatch.chdir(tmp_path / place)
-        found.append(metric.compute(predictions=TEXTS, model_id="model")["perplexity"])
-    expected = metric.compute(
-        predictions=TEXTS, model=make_model("gpt2", seed=7), tokenizer=make_tokenizer()
-    )
-    assert found[1] == expected["perplexity"] != found[0]
 
 
 def test_a_limit_of_the_tokenizer_that_is_set_between_calls(metric, tmp_path):
@@ -358,22 +330,6 @@ def test_a_variant_is_told_from_a_subfolder():
     assert names == ["user/model/x", "user/model:x"]
 
 
-@pytest.mark.skipif(not NEWEST, reason="this transformers does not look for such templates")
-def test_a_template_in_a_folder_of_its_own_is_read_again(metric, folder):
-    """Texts of the former template were scored."""
-    path = Path(folder, "additional_chat_templates", "default.jinja")
-    path.parent.mkdir()
-    chat = [{"role": "user", "content": "w5 w6"}, {"role": "assistant", "content": "w8 w9"}]
-    signatures = []
-    for words in ("w20", "w30 w31"):
-        path.write_text(
-            "{% for m in messages %}" + words + " {% generation %}{{ m['content'] }}"
-            "{% endgeneration %} {% endfor %}"
-        )
-        signatures.append(metric.compute(predictions=[chat], model_id=folder)["signature"])
-    assert signatures[0] != signatures[1]
-
-
 def test_a_configuration_is_named_by_its_folder(metric, folder, tmp_path):
     """It ended in an AttributeError."""
     expected = metric.compute(predictions=["w5 w6 w7"], model_id=folder)
@@ -383,29 +339,6 @@ def test_a_configuration_is_named_by_its_folder(metric, folder, tmp_path):
     assert result["total_nll"] == expected["total_nll"]
 
 
-@pytest.mark.parametrize(
-    "named, written",
-    [
-        ("s/model.safetensors", "s/model.safetensors"),
-        (
-            "s/model.safetensors.index.json",
-            "t/model.safetensors",
-        ),  # shards are of the model's folder
-    ],
-)
-def test_weights_that_the_configuration_names_are_looked_at(folder, named, written):
-    """In a subfolder, they were not seen: 310 for 1,295."""
-    config = Path(folder, "config.json")
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"transformers_weights": named}))
-    for name in ("s", "t"):
-        Path(folder, name).mkdir()
-    index = {"weight_map": {"weight": "t/model.safetensors"}}
-    Path(folder, "s/model.safetensors.index.json").write_text(json.dumps(index))
-    before = loading.files_state(folder, {})
-    Path(folder, written).write_bytes(b"weights")
-    assert loading.files_state(folder, {}) != before
-
-
 def test_all_parts_of_a_split_file_are_looked_at(tmp_path):
     first, second = (tmp_path / f"m-0000{n}-of-00002.gguf" for n in (1, 2))
     for part in (first, second):
@@ -413,16 +346,6 @@ def test_all_parts_of_a_split_file_are_looked_at(tmp_path):
     before = loading.files_state(str(first), {})
     second.write_bytes(b"GGUF again")
     assert loading.files_state(str(first), {}) != before
-
-
-def test_the_working_folder_is_not_looked_at(folder, tmp_path, monkeypatch):
-    """It was taken for the base of an adapter where there is none."""
-    monkeypatch.chdir(tmp_path)
-    before = loading.files_state(folder, {})
-    templates = Path("additional_chat_templates")
-    templates.mkdir()
-    (templates / "default.jinja").write_text("")
-    assert loading.files_state(folder, {}) == before
 
 
 def test_a_table_of_sines_is_a_limit(metric, tokenizer):

@@ -1,16 +1,35 @@
 """A model is checked once: it must be causal, and is then read in the cheapest way that is right."""
 
 import copy
+import gc
+import weakref
 
 import pytest
 import reference
 import torch
 import transformers
-from models import BOS, CONTEXT, NEWEST, enliven, make_model, make_tokenizer, random_text
+from models import (
+    BOS,
+    CONTEXT,
+    NEWEST,
+    VOCABULARY,
+    enliven,
+    make_model,
+    make_tokenizer,
+    random_text,
+)
+from transformers.activations import NewGELUActivation
 
 from perplexity_sliding import compute
 from perplexity_sliding.models import language_model
-from perplexity_sliding.models.logits import check_model, list_heads
+from perplexity_sliding.models.language_model import LanguageModel
+from perplexity_sliding.models.logits import (
+    AlignedProduct,
+    check_model,
+    faster_forwards,
+    fused_gelu,
+    list_heads,
+)
 from perplexity_sliding.models.module import evaluating, modules_of, position_table
 
 TEXTS = [random_text(150, seed=1), random_text(9, seed=2), random_text(40, seed=3)]
@@ -140,15 +159,6 @@ def test_growing_frequencies_do_not_mix_texts(kind):
     assert naive(model, TEXTS[1]) == pytest.approx(naive(Fresh(model), TEXTS[1]), rel=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore:.*exceeds the model's stated limit|.*past the 16 tokens")
-def test_windows_of_several_lengths_are_not_merged_where_lengths_matter():
-    model = rotary("dynamic")
-    together = measure(model, max_length=[12, 40], stride=6)["measurements"]
-    for length, one in zip((12, 40), together):
-        alone = measure(model, max_length=length, stride=6)
-        assert one["perplexities"] == pytest.approx(alone["perplexities"], rel=1e-5)
-
-
 class OfLength(torch.nn.Module):
     """Scales by the length of the pass, or by what is in the rest of the batch."""
 
@@ -268,3 +278,107 @@ TABLES = dict.fromkeys(("gpt2", "opt", "gptj", "codegen", "roberta"), CONTEXT)
 @pytest.mark.parametrize("name", [*TABLES, "llama", "bloom", "mamba"])
 def test_tables_of_positions_are_found_by_their_names(name):
     assert position_table(make_model(name)) == TABLES.get(name)
+
+
+# ---- faster parts give what the parts they stand in for give
+
+
+def head_of(model):
+    opened = LanguageModel.adopt(model, make_tokenizer())
+    with opened.in_use():
+        opened.check()
+    return opened.head
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@torch.inference_mode()
+def test_aligned_product_is_the_linear_layer(bias):
+    linear = torch.nn.Linear(7, 37, bias=bias)
+    product = AlignedProduct(linear)
+    for shape in [(3, 7), (2, 5, 7), (1, 4, 7)]:  # growing, then fewer rows than the buffer has
+        hidden = torch.randn(shape)
+        torch.testing.assert_close(product(hidden), linear(hidden))
+    assert product(torch.randn(3, 7)).stride(0) == 48, "rows begin at multiples of 64 bytes"
+
+
+def test_fused_gelu_is_the_activation():
+    hidden = torch.linspace(-12, 12, 10_001, dtype=torch.float64)
+    expected = NewGELUActivation()(hidden)
+    torch.testing.assert_close(fused_gelu(hidden), expected, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gptj", "codegen"])
+def test_gelu_is_fused_in_every_block(name):
+    model = make_model(name)
+    assert list(head_of(model).faster.values()).count(fused_gelu) == model.config.n_layer
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_rounds_as_it_does_by_itself(dtype):
+    model = make_model("gpt2")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert faster_forwards(model, modules_of(model)) == {}
+    assert faster_forwards(model.to(dtype), modules_of(model)) == {}
+
+
+def agrees_with_naive(model):
+    result = measure(model, TEXTS[2:])
+    assert result["perplexity"] == pytest.approx(naive(model, TEXTS[2]), rel=1e-5)
+    return result["total_nll"]
+
+
+def test_findings_do_not_keep_a_model_alive():
+    model = make_model("gpt2", seed=6)
+    measure(model, TEXTS[1:2])
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+
+
+def shifting(module, args, kwargs):
+    """A hook as transformers' own callers would meet it: it looks for the ids by their name."""
+    if "input_ids" in kwargs:
+        kwargs = kwargs | {"input_ids": (kwargs["input_ids"] + 1) % VOCABULARY}
+    return args, kwargs
+
+
+@pytest.mark.parametrize("at_body", [False, True])
+@pytest.mark.parametrize("hooked_before", [False, True])
+def test_token_ids_go_by_keyword(at_body, hooked_before):
+    model = make_model("llama")
+    before = None if hooked_before else agrees_with_naive(model)
+    watched = model.model if at_body else model
+    watched.register_forward_pre_hook(shifting, with_kwargs=True)
+    assert agrees_with_naive(model) != before
+
+
+def test_token_ids_go_by_keyword_where_a_state_is_carried():
+    model = make_model("llama")
+    model.register_forward_pre_hook(shifting, with_kwargs=True)
+    result = measure(model, TEXTS[2:], carry=True, max_length=CONTEXT, stride=8)
+    expected = sum(reference.carried_nlls(model, [BOS, *ids_of(TEXTS[2])], 8, CONTEXT - 8))
+    assert result["total_nll"] == pytest.approx(expected, rel=1e-5)
+
+
+class Named(torch.nn.Module):
+    """A forward of somebody's own, which calls the ids otherwise, or passes on what it gets."""
+
+    def __init__(self, model, passes_on):
+        super().__init__()
+        self.model, self.config = model, model.config
+        self.forward = self.pass_on if passes_on else self.take
+
+    def take(self, tokens, **kwargs):
+        return self.model(input_ids=tokens, **kwargs)
+
+    def pass_on(self, *args, **kwargs):
+        return self.model(*args, **kwargs)
+
+
+@pytest.mark.parametrize("passes_on", [False, True])
+def test_a_forward_may_call_the_ids_otherwise(passes_on):
+    model = make_model("llama")
+    model.register_forward_pre_hook(shifting, with_kwargs=True)
+    wrapped = measure(Named(model, passes_on), TEXTS[2:])["total_nll"]
+    assert wrapped == pytest.approx(measure(model, TEXTS[2:])["total_nll"], rel=1e-6)

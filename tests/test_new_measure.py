@@ -1,21 +1,16 @@
 """A measure is a class and its name: one that is added works in Python without another edit."""
 
-from dataclasses import dataclass
-
 import pytest
 import reference
 from models import BOS, CONTEXT, make_model, make_tokenizer, random_text
 
-from perplexity_sliding.scoring.measures import TOKEN_MEASURES
+from perplexity_sliding.scoring.measures import TOKEN_MEASURES, Measure
 
 
-@dataclass(frozen=True)
-class Lead:
+class Lead(Measure):
     """`lead`: nats by which the likeliest token leads the second (R,)."""
 
     columns = ("lead",)
-    num_models = 1
-    key = "lead"
 
     def __call__(self, blocks):
         first, second = blocks[0].logits.topk(2).values.T

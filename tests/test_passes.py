@@ -24,9 +24,7 @@ from perplexity_sliding.plan.windows import (
     PlannedWindow,
     count_inputs,
     merge_windows,
-    offset_of,
     plan_windows,
-    unite,
 )
 from perplexity_sliding.protocols import PROTOCOLS
 
@@ -83,22 +81,6 @@ def test_a_pass_is_as_long_as_its_longest_window_and_scores_what_any_of_them_doe
     assert passes[1] == Pass(0, 4, 12, None, ((6, 12),))
     assert passes[1].num_inputs == 7
     assert passes[1].num_targets == 6
-
-
-@pytest.mark.parametrize(
-    ("ranges", "united"),
-    [
-        ([(3, 5), (1, 2)], ((1, 2), (3, 5))),
-        ([(1, 3), (3, 5)], ((1, 5),)),
-        ([(1, 9), (2, 4)], ((1, 9),)),
-    ],
-)
-def test_unite(ranges, united):
-    assert unite(ranges) == united
-
-
-def test_offsets_count_the_targets_before():
-    assert [offset_of(((2, 4), (7, 9)), target) for target in (2, 3, 7, 8)] == [0, 1, 2, 3]
 
 
 def test_strides_that_divide_each_other_read_little_more_than_the_finest():
@@ -231,14 +213,6 @@ def test_where_all_are_refused_the_first_error_is_raised(metric):
         metric.compute(**arguments("gpt2", protocol=["gptq", "lm-eval"], stride=4))
 
 
-@pytest.mark.parametrize(
-    ("argument", "values"), [("protocol", ["sliding", "slidng"]), ("stride", [4, "x"])]
-)
-def test_a_misspelt_value_in_a_list_is_refused_at_once(metric, argument, values):
-    with pytest.raises((ValueError, TypeError), match=f"`{argument}` must be"):
-        metric.compute(**arguments("gpt2") | {argument: values})
-
-
 def test_equal_texts_are_read_once(metric):
     given = arguments("gpt2")
     once = metric.compute(**given | {"predictions": TEXTS[:1]})
@@ -277,29 +251,6 @@ def test_frequencies_that_change_within_a_short_pass(metric, limit):
     )
     expected = [naive_perplexity(rotary_model("longrope", limit), text) for text in texts]
     assert result["perplexities"] == pytest.approx(expected, rel=1e-5)
-
-
-@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
-def test_length_dependent_positions_run_apart(metric, kind):
-    """Their frequencies change past 8 tokens; each score is that of its window's own pass."""
-    model = rotary_model(kind)
-    tokenizer = make_tokenizer()
-    texts = [random_text(count, seed=count) for count in (5, 7, 12, 16, 15)]
-    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    given = {"model": model, "tokenizer": tokenizer, "add_start_token": False}
-    together = metric.compute(predictions=texts, max_length=16, **given)
-    alone = [
-        metric.compute(predictions=[text], max_length=16, **given)["perplexity"] for text in texts
-    ]
-    backwards = metric.compute(predictions=texts[::-1], max_length=16, **given)
-    naive = [naive_perplexity(rotary_model(kind), text) for text in texts]
-    assert together["perplexities"] == pytest.approx(naive, rel=1e-5)
-    assert alone == pytest.approx(naive, rel=1e-5)
-    assert backwards["perplexities"][::-1] == pytest.approx(naive, rel=1e-5)
-    assert together["signature"] == backwards["signature"]
-    after = dict(model.named_buffers())
-    assert before.keys() == after.keys()
-    assert all((before[name] == after[name]).all() for name in before)
 
 
 def test_length_dependent_positions_are_measured_by_the_windows_length(metric):

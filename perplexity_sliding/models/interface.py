@@ -17,7 +17,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -75,17 +75,17 @@ class Prefix(NamedTuple):
         return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
 
 
-class ScoredModel(Protocol):
-    """A model that can score texts.
+class ScoredModel:
+    """A model that can score texts: base of `LanguageModel` and of the models of other engines.
 
     Attributes:
         name: its name in the signature.
         description: its name in errors.
         tokenizer: its tokenizer.
+        tokenizer_digest: identifies the tokenizer, or "live".
         limit: its maximum number of tokens.
         device: device of the token ids; "cpu" if it runs elsewhere.
         num_embeddings: exclusive upper bound of token ids; None if unknown.
-        tokenizer_digest: identifies the tokenizer, or "live".
         gives_logits: whether it returns logits; a server returns only scores of tokens.
         vocabulary_size: number of columns of its logits.  Known after `check`, as are the following.
         by_blocks: whether at most one block of logits exists at a time.
@@ -98,39 +98,25 @@ class ScoredModel(Protocol):
     name: str
     description: str
     tokenizer: PreTrainedTokenizerBase
+    tokenizer_digest: str
     limit: ContextLimit
     device: torch.device
+    num_embeddings: int | None
     gives_logits: bool
-    probe: float | None
-
-    @property
-    def num_embeddings(self) -> int | None: ...
-
-    @property
-    def lock(self) -> AbstractContextManager: ...
-
-    @property
-    def tokenizer_digest(self) -> str: ...
-
-    @property
-    def vocabulary_size(self) -> int: ...
-
-    @property
-    def by_blocks(self) -> bool: ...
-
-    @property
-    def prefixes_agree(self) -> bool: ...
-
-    @property
-    def alone(self) -> bool: ...
+    vocabulary_size: int
+    by_blocks: bool
+    prefixes_agree: bool = True
+    alone: bool = False
+    probe: float | None = None
+    lock: AbstractContextManager
 
     def in_use(self) -> AbstractContextManager:
         """Lock the model within the context; restore it afterwards."""
-        ...
+        raise NotImplementedError
 
     def as_scored(self) -> AbstractContextManager:
         """Set state shared with other models, such as adapters, to that of this model in the context."""
-        ...
+        return nullcontext()
 
     def check(self) -> None:
         """Check the model, unless that was done before.
@@ -138,7 +124,7 @@ class ScoredModel(Protocol):
         Raises:
             ValueError: it cannot score texts, because it attends to future tokens or is random.
         """
-        ...
+        raise NotImplementedError
 
     def prepare(self, length: int) -> None:
         """Get ready for passes of at most `length` tokens.
@@ -146,11 +132,10 @@ class ScoredModel(Protocol):
         Raises:
             ValueError: the model cannot score passes of this length.
         """
-        ...
 
     def identify(self) -> None:
         """Digest a live model and its tokenizer, and measure the probe."""
-        ...
+        raise NotImplementedError
 
     def logits(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
         """Yield (logits (R', V), targets (R',)) of the scored rows, at most `block_rows` at a time.
@@ -160,44 +145,38 @@ class ScoredModel(Protocol):
         Args:
             prefix: the cached prefix of all passes.
         """
-        ...
+        raise NotImplementedError
 
     def shares_prefixes(self, prefix: np.ndarray, following: np.ndarray) -> bool:
         """Return whether tokens (T,) have the same scores after a cached prefix (P,)."""
-        ...
+        return False
 
     def read_prefix(self, ids: torch.Tensor) -> Prefix:
         """Read tokens (1, P) once for several continuations, if `shares_prefixes`."""
-        ...
+        raise NotImplementedError
 
     def signature_fields(self) -> dict[str, object]:
         """Return everything that scores of given tokens depend on, in the signature's order."""
-        ...
+        raise NotImplementedError
 
 
-class EngineModel:
+class EngineModel(ScoredModel):
     """Base class of models of other engines than transformers.
 
     Each pass is read from its beginning, and the engine manages its memory.
 
     Attributes:
         model: None instead of a torch module.
-        lock: must be held to run the model.
     """
 
     model = None
     device = torch.device("cpu")
-    prefixes_agree = True  # `prepare` refuses any other
-    alone = False
-    probe: float | None = None
-    description: str
-    tokenizer: PreTrainedTokenizerBase
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
 
     @cached_property
-    def tokenizer_digest(self) -> str:
+    def tokenizer_digest(self) -> str:  # type: ignore[override]
         return tokenizer_digest(self.tokenizer)
 
     def identify(self) -> None:
@@ -210,21 +189,6 @@ class EngineModel:
     def tokenize(self, text: str) -> list[int] | None:
         """Return the engine's own token ids of a text; None if unavailable."""
         return None
-
-    def as_scored(self) -> AbstractContextManager:
-        return nullcontext()
-
-    def shares_prefixes(self, prefix: np.ndarray, following: np.ndarray) -> bool:
-        """Return False: engines manage their own caches."""
-        return False
-
-    def read_prefix(self, ids: torch.Tensor) -> Prefix:
-        """Refuse: `shares_prefixes` is False.
-
-        Raises:
-            TypeError: always.
-        """
-        raise TypeError(f"{self.description} shares no prefixes")
 
 
 # --- the signature --------------------------------------------------------------------------------

@@ -1,9 +1,8 @@
 """A causal language model of transformers, opened by name or adopted live."""
 
-import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -21,7 +20,7 @@ from .identity import (
     probe_text,
     tokenizer_digest,
 )
-from .interface import Batch, LogitBlocks, Prefix
+from .interface import Batch, LogitBlocks, Prefix, ScoredModel
 from .loading import (
     check_config,
     check_exists,
@@ -60,10 +59,8 @@ _FINDINGS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 PROBE_ROWS = 64
 
 
-class LanguageModel:
+class LanguageModel(ScoredModel):
     """A causal language model and its tokenizer: opened or adopted, checked, and used.
-
-    It implements `ScoredModel`.
 
     Attributes:
         model: the torch module.
@@ -76,10 +73,6 @@ class LanguageModel:
     variant = ""  # distinguishes models that share weights
     gives_logits = True
     head: Head
-    vocabulary_size: int
-    by_blocks: bool
-    prefixes_agree: bool
-    alone: bool
 
     def __init__(
         self,
@@ -96,7 +89,6 @@ class LanguageModel:
         self.revision = revision
         self.tokenizer_digest = tokenizer_digest
         self.description = description
-        self.probe: float | None = None
         self.limit = context_limit(model, tokenizer)
         self.device = input_device(model)
         self.num_embeddings = num_embeddings(model)
@@ -108,7 +100,7 @@ class LanguageModel:
         ]
         # Models with the same embeddings, such as two heads on one body, share a lock.
         embeddings = input_embeddings(model)
-        self.lock: threading.RLock = shared_lock(model if embeddings is None else embeddings)
+        self.lock = shared_lock(model if embeddings is None else embeddings)
 
     @classmethod
     def open(
@@ -225,10 +217,6 @@ class LanguageModel:
             "torch": torch.__version__,
         }
 
-    def as_scored(self) -> AbstractContextManager:
-        """Return a context without effect: the torch module is this model."""
-        return nullcontext()
-
     @contextmanager
     def in_use(self) -> Iterator[None]:
         """Lock the model and put it in evaluation mode; restore it afterwards.
@@ -261,9 +249,6 @@ class LanguageModel:
         number, self.vocabulary_size, self.prefixes_agree, self.alone = known[key]
         self.head = heads[number]
         self.by_blocks = self.head.by_blocks
-
-    def prepare(self, length: int) -> None:
-        """Do nothing: a forward pass of any length needs no preparation."""
 
     @torch.inference_mode()
     def shares_prefixes(self, prefix: np.ndarray, following: np.ndarray) -> bool:

@@ -11,7 +11,7 @@ import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import xxhash
@@ -23,21 +23,6 @@ logger = logging.getLogger("evaluate.perplexity_sliding")
 
 # Longest time that a process waits for the others: enough for the share of the slowest.
 TIMEOUT = timedelta(days=2)
-
-
-class Message(NamedTuple):
-    """A message of one process to all others.
-
-    Attributes:
-        run: digest of the measurement, empty until all processes agree on it.
-        number: number of earlier exchanges in this call.
-        error: the error of a failed process, or None.
-    """
-
-    run: str
-    number: int
-    error: Exception | None
-    value: object
 
 
 class Processes:
@@ -56,7 +41,16 @@ class Processes:
         self.run = ""
         self.num_exchanges = 0
         if distributed:
-            state = _join()
+            try:
+                from accelerate import PartialState
+            except ImportError:
+                raise ValueError(
+                    Wording(
+                        "`distributed=True` needs the package accelerate: pip install accelerate."
+                    )
+                ) from None
+            # Without an accelerator, accelerate joins a group only with cpu=True.
+            state: Any = PartialState(cpu=not torch.cuda.is_available(), timeout=TIMEOUT)
             self.rank, self.count = state.process_index, state.num_processes
 
     def share(self, costs: Sequence[int]) -> list[int]:
@@ -100,23 +94,23 @@ class Processes:
             return [value]
         from accelerate.utils import gather_object
 
-        message = Message(self.run, self.num_exchanges, _portable(error), value)
+        place = self.run, self.num_exchanges  # the run is empty until all processes agree on it
         self.num_exchanges += 1
         try:
-            messages = gather_object([message])
+            messages = gather_object([(place, _portable(error), value)])
         except Exception as failure:  # another process has ended: no exchange is possible
             raise _shared(failure) from None
-        for rank, other in enumerate(messages):
-            if other.error is not None:
-                raise _shared(error if error is not None and rank == self.rank else other.error)
-        if any(other[:2] != messages[0][:2] for other in messages):
+        for rank, (_, failed, _) in enumerate(messages):
+            if failed is not None:
+                raise _shared(error if error is not None and rank == self.rank else failed)
+        if any(other != place for other, _, _ in messages):
             raise _shared(
                 RuntimeError(
                     "The processes are out of step: one is in another call than the "
                     "others. With distributed=True each must make the same calls in the same order."
                 )
             )
-        return [other.value for other in messages]
+        return [other for _, _, other in messages]
 
     def announce(self, error: Exception) -> None:
         """Log at once that this process failed; the others raise the error at the next exchange."""
@@ -168,14 +162,3 @@ def _portable(error: Exception | None) -> Exception | None:
         return pickle.loads(pickle.dumps(error))
     except Exception:
         return RuntimeError(f"{type(error).__name__}: {error}")
-
-
-def _join() -> Any:  # a PartialState; accelerate may be missing
-    try:
-        from accelerate import PartialState
-    except ImportError:
-        raise ValueError(
-            Wording("`distributed=True` needs the package accelerate: pip install accelerate.")
-        ) from None
-    # Without an accelerator, accelerate joins a group only with cpu=True.
-    return PartialState(cpu=not torch.cuda.is_available(), timeout=TIMEOUT)

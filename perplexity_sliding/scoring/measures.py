@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import ClassVar
 
 import torch
 
@@ -57,43 +57,39 @@ class Block:
         return self.logits.logsumexp(1)
 
 
-class Measure(Protocol):
+@dataclass(frozen=True)
+class Measure:
     """Scores targets under the logits of one model, or of a model and its reference.
 
     Attributes:
         columns: names of the columns that it returns.
         num_models: number of models whose logits it needs: 2 for a comparison.
-        key: its name in a checkpoint; measures with the same key return the same columns.
     """
 
-    @property
-    def columns(self) -> tuple[str, ...]: ...
+    columns: ClassVar[tuple[str, ...]]
+    num_models: ClassVar[int] = 1
 
     @property
-    def num_models(self) -> int: ...
-
-    @property
-    def key(self) -> str: ...
+    def key(self) -> str:
+        """Its name in a checkpoint; measures with the same key return the same columns."""
+        return self.columns[0]
 
     def __call__(self, blocks: Sequence[Block]) -> dict[str, torch.Tensor]:
         """Return columns by name, each with R values or rows of values."""
-        ...
+        raise NotImplementedError
 
 
-@dataclass(frozen=True)
-class NegativeLogLikelihood:
+class NegativeLogLikelihood(Measure):
     """`nll`: negative log-likelihood of each target in nats (R,)."""
 
     columns = ("nll",)
-    num_models = 1
-    key = "nll"
 
     def __call__(self, blocks: Sequence[Block]) -> dict[str, torch.Tensor]:
         return {"nll": blocks[0].nll}
 
 
 @dataclass(frozen=True)
-class Alternatives:
+class Alternatives(Measure):
     """The target's rank and the most likely tokens at its position.
 
     Gives `rank` (R,), 1 for the likeliest token; `top_ids` (R, K), the likeliest tokens, best
@@ -105,7 +101,6 @@ class Alternatives:
 
     number: int
     columns = ("rank", "top_ids", "top_nll")
-    num_models = 1
 
     @property
     def key(self) -> str:
@@ -120,38 +115,29 @@ class Alternatives:
         }
 
 
-@dataclass(frozen=True)
-class Likeliest:
+class Likeliest(Measure):
     """`top`: id of the most likely token (R,)."""
 
     columns = ("top",)
-    num_models = 1
-    key = "top"
 
     def __call__(self, blocks: Sequence[Block]) -> dict[str, torch.Tensor]:
         return {"top": blocks[0].logits.argmax(1)}
 
 
-@dataclass(frozen=True)
-class Rank:
+class Rank(Measure):
     """`rank`: rank of the target, 1 for the most likely token (R,)."""
 
     columns = ("rank",)
-    num_models = 1
-    key = "rank"
 
     def __call__(self, blocks: Sequence[Block]) -> dict[str, torch.Tensor]:
         logits, targets = blocks[0].logits, blocks[0].targets
         return {"rank": 1 + (logits > logits.gather(1, targets[:, None])).sum(1)}
 
 
-@dataclass(frozen=True)
-class Entropy:
+class Entropy(Measure):
     """`entropy`: of the prediction, -Σ p log p over the vocabulary in nats (R,)."""
 
     columns = ("entropy",)
-    num_models = 1
-    key = "entropy"
 
     def __call__(self, blocks: Sequence[Block]) -> dict[str, torch.Tensor]:
         return {"entropy": torch.special.entr(blocks[0].logits.softmax(1)).sum(1)}
@@ -175,7 +161,7 @@ def token_measures(token_columns: Sequence[str]) -> list[Measure]:
 
 
 @dataclass(frozen=True)
-class SetMass:
+class SetMass(Measure):
     """-log of the probability that the next token is one of a set, in nats (R,).
 
     Attributes:
@@ -185,10 +171,9 @@ class SetMass:
 
     name: str
     ids: tuple[int, ...]
-    num_models = 1
 
     @property
-    def columns(self) -> tuple[str, ...]:
+    def columns(self) -> tuple[str, ...]:  # type: ignore[override]
         return (self.name,)
 
     @property
@@ -196,17 +181,12 @@ class SetMass:
         return f"mass({digest_of(self.ids)})"
 
     def __call__(self, blocks: Sequence[Block]) -> dict[str, torch.Tensor]:
-        return {self.name: negative_log_mass(blocks[0], self.ids)}
+        block = blocks[0]
+        chosen = torch.tensor(self.ids, dtype=torch.long, device=block.logits.device)
+        return {self.name: block.log_normalizer - block.logits[:, chosen].logsumexp(1)}
 
 
-def negative_log_mass(block: Block, ids: Sequence[int]) -> torch.Tensor:
-    """Compute -log of the probability that the next token is one of `ids`, in nats (R,)."""
-    chosen = torch.tensor(ids, dtype=torch.long, device=block.logits.device)
-    return block.log_normalizer - block.logits[:, chosen].logsumexp(1)
-
-
-@dataclass(frozen=True)
-class Divergence:
+class Divergence(Measure):
     """The predictions of a model and of its reference compared, row by row.
 
     Gives columns (R,), in nats where they are no probabilities:
@@ -224,7 +204,10 @@ class Divergence:
 
     columns = COLUMNS
     num_models = 2
-    key = "divergence"
+
+    @property
+    def key(self) -> str:
+        return "divergence"
 
     def __call__(self, blocks: Sequence[Block]) -> dict[str, torch.Tensor]:
         model, reference = blocks

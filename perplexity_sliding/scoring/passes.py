@@ -135,28 +135,10 @@ class Scorer:
         """
         waiting = [
             unfinished
-            for numbers in reversed(batches(lengths, self.batch_tokens, self.padding))
+            for numbers in batches(lengths, self.batch_tokens, self.padding)
             if (unfinished := [number for number in numbers if number not in finished])
         ]
-        # On a GPU a batch is collected once the next one is launched, so that it never waits.
-        launched: Launched | None = None
-        while waiting:
-            numbers = waiting.pop()
-            if len(numbers) > 1 and len(numbers) * lengths[numbers[0]] > self.batch_tokens:
-                waiting += [numbers[len(numbers) // 2 :], numbers[: len(numbers) // 2]]
-                continue
-            previous, launched = launched, self._try_to_launch(numbers, lengths, row_of)
-            if launched is None:
-                waiting.append(numbers)
-                launched = previous
-                continue
-            if previous is not None:
-                yield previous.numbers, collect(previous)
-            if launched.copied is None:
-                yield launched.numbers, collect(launched)
-                launched = None
-        if launched is not None:
-            yield launched.numbers, collect(launched)
+        yield from self._score_batches(waiting, lengths, row_of)
 
     @torch.inference_mode()
     def score_after_prefix(
@@ -173,42 +155,74 @@ class Scorer:
         prefixes = [model.read_prefix(to_device(prefix, model.device)) for model in self.models]
         most = max(1, self.cache_memory // max(1, sum(prefix.num_bytes for prefix in prefixes)))
         lengths = {number: len(row_of(number).inputs) - length for number in numbers}
-        places = batches([lengths[n] for n in numbers], self.batch_tokens, self.padding)
         waiting = [
             [numbers[place] for place in batch[first : first + most]]
-            for batch in reversed(places)
+            for batch in batches([lengths[n] for n in numbers], self.batch_tokens, self.padding)
             for first in range(0, len(batch), most)
         ]
+        yield from self._score_batches(
+            waiting, lengths, lambda number: row_of(number).after(length), prefixes
+        )
+
+    def _score_batches(
+        self,
+        groups: list[list[int]],
+        lengths: Sequence[int] | Mapping[int, int],
+        row_of: Callable[[int], Row],
+        prefixes: Sequence[Prefix] | None = None,
+    ) -> Iterator[tuple[list[int], list[Columns]]]:
+        """Score groups of passes, one a batch; halve them where memory runs out.
+
+        Args:
+            prefixes: each model's cache of the shared prefix.
+        """
+        waiting = groups[::-1]
+        # On a GPU a batch is collected once the next one is launched, so that it never waits.
+        launched: Launched | None = None
         while waiting:
-            batch = waiting.pop()
-            launched = self._try_to_launch(
-                batch, lengths, lambda number: row_of(number).after(length), prefixes
-            )
-            if launched is None:
-                waiting += [batch[len(batch) // 2 :], batch[: len(batch) // 2]]
+            numbers = waiting.pop()
+            longest = lengths[numbers[0]]
+            if len(numbers) > 1 and len(numbers) * longest > self.batch_tokens:
+                waiting += [numbers[len(numbers) // 2 :], numbers[: len(numbers) // 2]]
                 continue
+            previous, launched = launched, self._try_to_launch(numbers, longest, row_of, prefixes)
+            if launched is None:
+                waiting.append(numbers)
+                launched = previous
+                continue
+            if previous is not None:
+                yield previous.numbers, collect(previous)
+            if launched.copied is None:
+                yield launched.numbers, collect(launched)
+                launched = None
+        if launched is not None:
             yield launched.numbers, collect(launched)
 
     def _try_to_launch(
         self,
         numbers: list[int],
-        lengths: Sequence[int] | Mapping[int, int],
+        longest: int,
         row_of: Callable[[int], Row],
-        prefixes: Sequence[Prefix] | None = None,
+        prefixes: Sequence[Prefix] | None,
     ) -> Launched | None:
-        """Launch a batch; return None if memory ran out and the batch size was reduced.
-
-        Args:
-            prefixes: each model's cache of the shared prefix.
-        """
-        length = lengths[numbers[0]]
+        """Launch a batch; return None if memory ran out, with the batch halved for the rest."""
         try:
             return self._launch(numbers, [row_of(number) for number in numbers], prefixes)
         except Exception as error:
             if not is_out_of_memory(error) or len(numbers) == 1:
-                raise explain_failure(error, len(numbers), length, self.device) from error
+                raise explain_failure(error, len(numbers), longest, self.device) from error
         # Here, where no traceback refers to the activations any more.
-        self._lower_batch(len(numbers), length)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        self.batch_tokens = (len(numbers) // 2) * longest
+        warnings.warn(
+            Wording(
+                f"Out of memory with {len(numbers)} windows of {longest} tokens in a batch; "
+                f"continuing with {len(numbers) // 2}. Pass a smaller `batch_size` to avoid the "
+                "detour."
+            ),
+            stacklevel=2,
+        )
         return None
 
     def _launch(
@@ -262,20 +276,6 @@ class Scorer:
                     columns[name][done : done + count] = values
             done += count
         return columns
-
-    def _lower_batch(self, num_windows: int, length: int) -> None:
-        """Halve the batch for the rest, after memory ran out."""
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-        self.batch_tokens = (num_windows // 2) * length
-        warnings.warn(
-            Wording(
-                f"Out of memory with {num_windows} windows of {length} tokens in a batch; "
-                f"continuing with {num_windows // 2}. Pass a smaller `batch_size` to avoid the "
-                "detour."
-            ),
-            stacklevel=2,
-        )
 
 
 def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
@@ -346,22 +346,6 @@ class PassError(ValueError):
         self.number = number
 
 
-def check_served(description: str, measures: Sequence[Measure]) -> None:
-    """Refuse measures that need all logits, which a served model does not return.
-
-    Raises:
-        ValueError: one of the measures does.
-    """
-    for measure in measures:
-        for column in measure.columns:
-            if column not in SERVED_COLUMNS:
-                raise ValueError(
-                    f"{NEEDS_LOGITS.get(column, column)} requires the logits of all tokens, but "
-                    f"{description} gives log-probabilities of single ones. Load the model itself, "
-                    "or leave it out."
-                )
-
-
 class ServedScorer:
     """Scores of passes under a served model.
 
@@ -381,10 +365,16 @@ class ServedScorer:
     def __init__(
         self, model: ServedModel, measures: Sequence[Measure], batch_size: int, batch_tokens: int
     ) -> None:
-        check_served(model.description, measures)
         self.model = model
         self.batch_size, self.batch_tokens = batch_size, batch_tokens
         self.columns = [name for measure in measures for name in measure.columns]
+        for column in self.columns:
+            if column not in SERVED_COLUMNS:
+                raise ValueError(
+                    f"{NEEDS_LOGITS.get(column, column)} requires the logits of all tokens, but "
+                    f"{model.description} gives log-probabilities of single ones. Load the model "
+                    "itself, or leave it out."
+                )
         tops = [measure.number for measure in measures if isinstance(measure, Alternatives)]
         self.num_likeliest = max(tops, default=int("top" in self.columns))
         self.num_top = max(tops, default=0)
@@ -400,6 +390,7 @@ class ServedScorer:
             ValueError: it is another model than at the start.
         """
         source, canary = self.model.source, self.model.identity.canary
+        known = self.model.identity.canary_nll
         groups = self._groups(row_of, lengths, finished)
 
         def requests() -> Iterator[list[Prompt]]:
@@ -414,11 +405,13 @@ class ServedScorer:
                     f"{self.model.description} answered with {answer}.",
                     group[max(0, (answer.place or 0) - 1)],
                 )
-            self._check_canary(answer[0])
-            yield (
-                group,
-                [self._columns(values, row_of(n), n) for values, n in zip(answer[1:], group)],
-            )
+            nlls = answer[0].nll[: len(known)]
+            if differ(nlls, known):  # of another model than the one that was tried
+                self.model.check_same()
+                if not np.abs(nlls - known).max() <= 10 * MOST_SPREAD:
+                    raise changed_model(self.model.description)
+            columns = [self._columns(values, row_of(n), n) for values, n in zip(answer[1:], group)]
+            yield group, columns
         self.model.check_same()
 
     def _groups(
@@ -453,15 +446,6 @@ class ServedScorer:
             return Prompt(ids)
         return Prompt(ids, last) if self._is_full(len(ids)) else Prompt([*ids, last])
 
-    def _check_canary(self, values: TokenValues) -> None:
-        """Refuse an answer of another model than the one that was tried."""
-        expected = self.model.identity.canary_nll
-        if differ(values.nll[: len(expected)], expected):
-            self.model.check_same()
-            worst = np.abs(values.nll[: len(expected)] - expected).max()
-            if not worst <= 10 * MOST_SPREAD:
-                raise changed_model(self.model.description)
-
     def _columns(self, values: TokenValues, row: Row, number: int) -> Columns:
         """Take the scores of a pass's targets out of the values of its tokens.
 
@@ -470,25 +454,22 @@ class ServedScorer:
         """
         columns: Columns = {"nll": values.nll[row.scored]}
         if "rank" in self.columns:
-            columns["rank"] = self._ranks(values, number)[row.scored]
+            if (values.rank == 0).any():
+                advice = (
+                    ". Leave out ranks and likeliest tokens, and coloured texts, which show both."
+                )
+                if self.model.source.api.gives_ranks:
+                    advice = (
+                        ", as it does not for the last token of a window that fills it. Pass "
+                        f"max_length={(self.model.limit.length or 0) - 1}."
+                    )
+                raise PassError(
+                    f"{self.model.description} does not say the rank of every token{advice}", number
+                )
+            columns["rank"] = values.rank[row.scored]
         if "top" in self.columns:
             columns["top"] = np.array([top[0][0] for top in values.top])[row.scored]
         if self.num_top:
             tops = np.array([top[: self.num_top] for top in values.top])[row.scored]  # (R, K, 2)
             columns["top_ids"], columns["top_nll"] = tops[..., 0].astype(np.int64), -tops[..., 1]
         return columns
-
-    def _ranks(self, values: TokenValues, number: int) -> np.ndarray:
-        if (values.rank == 0).any():
-            raise PassError(
-                f"{self.model.description} does not say the rank of every token"
-                + (
-                    ", as it does not for the last token of a window that fills it. Pass "
-                    f"max_length={(self.model.limit.length or 0) - 1}."
-                    if self.model.source.api.gives_ranks
-                    else ". Leave out ranks and likeliest tokens, and coloured texts, which show "
-                    "both."
-                ),
-                number,
-            )
-        return values.rank
