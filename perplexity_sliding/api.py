@@ -208,12 +208,12 @@ def open_models(opened: OpenModels, request: Request, session: Session) -> Itera
 
 def open_reference(opened: OpenModels, request: Request, model: ScoredModel) -> ScoredModel | None:
     """Open the reference, if any; a live reference uses the model's tokenizer by default."""
-    source = None if request.reference is None else request.reference.source
-    if source is None or source.model is not None:
+    source = request.reference
+    if source is None or source.model_id is None:
         opened.close("reference")
-    if request.reference is None:
-        return None
     if source is None:
+        return None
+    if source.model_id is None and source.model is None:
         return WithoutAdapter.of(model)
     if source.model is not None and source.tokenizer is None:
         source = replace(source, tokenizer=model.tokenizer)

@@ -16,7 +16,7 @@ from .arguments import (
     list_settings,
 )
 from .digests import TextsDigest
-from .engines.sources import ModelSource, ReferenceSource, check_model_source, check_reference
+from .engines.sources import ModelSource, check_model_source, check_reference
 from .errors import ArgumentError, ArgumentTypeError, Wording
 from .plan.measurement import Measurement
 from .plan.parts import Parts, check_parts
@@ -46,7 +46,7 @@ class Request:
 
     texts: list[str]
     source: ModelSource
-    reference: ReferenceSource | None
+    reference: ModelSource | None
     settings: list[Setting]
     gives_list: bool
     long_context: LongContext

@@ -6,7 +6,6 @@ https://github.com/ggml-org/llama.cpp/blob/master/include/llama.h
 """
 
 import ctypes
-import importlib.util
 import os
 import weakref
 from collections.abc import Callable, Iterator
@@ -258,13 +257,7 @@ class GGUFModel(EngineModel):
 
 
 def make_tokenizer(path: str, argument: str) -> PreTrainedTokenizerBase:
-    """Build the tokenizer of a GGUF file with transformers."""
-    if importlib.util.find_spec("gguf") is None:
-        raise ArgumentError(
-            "tokenizer",
-            "be that of the original model, or made from the GGUF file by the package gguf: pip install "
-            "gguf",
-        )
+    """Build the tokenizer of a GGUF file with transformers, which requires the package gguf."""
     folder, file = os.path.split(os.path.abspath(path))
     try:
         return load_tokenizer(folder, {"gguf_file": file}, argument)
@@ -273,7 +266,7 @@ def make_tokenizer(path: str, argument: str) -> PreTrainedTokenizerBase:
             argument,
             "be a GGUF file of whose tokens transformers makes a tokenizer",
             got=repr(path),
-            why=str(error.__cause__ or error),
+            why=str(error.__cause__ or error).rstrip("."),
             advice="Pass the tokenizer of the original model.",
         ) from error
 

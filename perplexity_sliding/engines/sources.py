@@ -41,7 +41,7 @@ class ModelSource:
 
     Attributes:
         model_id: a name on the Hub or a folder; None for a live model.
-        model: a live model.
+        model: a live model; a reference without either is the model without its adapters.
         tokenizer: the tokenizer of `model`, or a replacement for that of `model_id`.
         device, dtype: device and dtype of the loaded model.
         model_kwargs: further arguments of `from_pretrained`.
@@ -107,17 +107,6 @@ class ModelSource:
         from .server import open_served  # imports the HTTP client
 
         return open_served(model_id, self.tokenizer, *rest)
-
-
-@dataclass(frozen=True, eq=False)
-class ReferenceSource:
-    """The reference to compare a model with.
-
-    Attributes:
-        source: the second model; None for the first one without its adapters.
-    """
-
-    source: ModelSource | None
 
 
 class OpenModels:
@@ -189,7 +178,7 @@ def check_model_source(source: ModelSource) -> ModelSource:
     return source
 
 
-def check_reference(reference: object, model: ModelSource) -> ReferenceSource | None:
+def check_reference(reference: object, model: ModelSource) -> ModelSource | None:
     """Return the reference to compare with, if any.
 
     Args:
@@ -200,7 +189,7 @@ def check_reference(reference: object, model: ModelSource) -> ReferenceSource | 
     if reference is None:
         return None
     if isinstance(reference, str) and reference == WITHOUT_ADAPTER:
-        return ReferenceSource(None)
+        return ModelSource(role="reference")
     if isinstance(reference, str | PathLike):
         reference = {"model_id": reference}
     elif not isinstance(reference, Mapping):
@@ -225,7 +214,7 @@ def check_reference(reference: object, model: ModelSource) -> ReferenceSource | 
         of_kwargs = {"dtype", "torch_dtype"} & set(source.model_kwargs or {})
         dtype = source.dtype if source.dtype is not None or of_kwargs else model.dtype
         source = replace(source, device=model.device, dtype=dtype)
-    return ReferenceSource(source)
+    return source
 
 
 # --- several models -------------------------------------------------------------------------------

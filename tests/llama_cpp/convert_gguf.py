@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Convert a local Hugging Face folder of a Llama or a GPT-2 to an f32 GGUF file for llama.cpp.
+"""Convert a local Hugging Face folder of a Llama to an f32 GGUF file for llama.cpp.
 
 The folder holds config.json, model.safetensors (any float dtype) and a
 byte-level BPE tokenizer.json with the GPT-2 pre-tokenizer, whose
@@ -13,7 +13,6 @@ knows pre-tokenizers only by a hash over the whole tokenizer.
 
 import argparse
 import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -34,56 +33,19 @@ LAYER = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-# The same of GPT-2 (LLM_ARCH_GPT2), which has biases everywhere.
-GPT2_GLOBAL = {"wte": "token_embd", "wpe": "position_embd", "ln_f": "output_norm"}
-GPT2_LAYER = {
-    "ln_1": "attn_norm",
-    "attn.c_attn": "attn_qkv",
-    "attn.c_proj": "attn_output",
-    "ln_2": "ffn_norm",
-    "mlp.c_fc": "ffn_up",
-    "mlp.c_proj": "ffn_down",
-}
 EOT = "<|endoftext|>"
 
 
 def weights(folder, config):
     """Yield (llama.cpp name, float32 array) for every weight of the model."""
     state = load_file(folder / "model.safetensors")
-    state = {re.sub(r"^(model|transformer)\.", "", name): t for name, t in state.items()}
-    yield from (weights_of_gpt2 if config["model_type"] == "gpt2" else weights_of_llama)(
-        state, config
-    )
-    if state:
-        raise ValueError(f"tensors of no known place: {sorted(state)}")
-
-
-def weights_of_gpt2(state, config):
-    """Yield those of a GPT-2; its layers are stored as (in, out)."""
-    head = state.pop("lm_head.weight", None)
-    if head is not None and not torch.equal(head, state["wte.weight"]):
-        yield "output.weight", head.to(torch.float32).numpy()
-    places = dict(GPT2_GLOBAL)
-    for i in range(config["n_layer"]):
-        places |= {f"h.{i}.{source}": f"blk.{i}.{target}" for source, target in GPT2_LAYER.items()}
-        for mask in ("bias", "masked_bias"):  # of older checkpoints
-            state.pop(f"h.{i}.attn.{mask}", None)
-    for source, target in places.items():
-        for kind in ("weight", "bias"):
-            if (tensor := state.pop(f"{source}.{kind}", None)) is not None:
-                turned = tensor.T if ".c_" in source and tensor.ndim == 2 else tensor
-                yield f"{target}.{kind}", np.ascontiguousarray(turned.to(torch.float32).numpy())
-
-
-def weights_of_llama(state, config):
-    """Yield those of a Llama."""
 
     def take(name):
-        return state.pop(f"{name}.weight").to(torch.float32).numpy()
+        return state.pop(f"model.{name}.weight").to(torch.float32).numpy()
 
     # Without an output.weight llama.cpp takes token_embd.weight: tied weights.
     head = state.pop("lm_head.weight", None)
-    if head is not None and not torch.equal(head, state["embed_tokens.weight"]):
+    if head is not None and not torch.equal(head, state["model.embed_tokens.weight"]):
         yield "output.weight", head.to(torch.float32).numpy()
     for source, target in GLOBAL.items():
         yield f"{target}.weight", take(source)
@@ -93,6 +55,8 @@ def weights_of_llama(state, config):
             if target in ("attn_q", "attn_k"):
                 array = beside_each_other(array, config["num_attention_heads"])
             yield f"blk.{i}.{target}.weight", array
+    if state:
+        raise ValueError(f"tensors of no known place: {sorted(state)}")
 
 
 def beside_each_other(matrix, heads):
@@ -107,8 +71,12 @@ def beside_each_other(matrix, heads):
 def check(config, tokenizer):
     """Refuse what llama.cpp's graph or tokenizer would compute differently."""
     model, pre = tokenizer["model"], tokenizer["pre_tokenizer"]
+    heads = config["num_attention_heads"]
     same = {
-        **(demands_of_gpt2 if config["model_type"] == "gpt2" else demands_of_llama)(config),
+        "a Llama architecture": config["model_type"] == "llama" and config["hidden_act"] == "silu",
+        "no biases": not config["attention_bias"] and not config["mlp_bias"],
+        "as many heads of keys as of queries": config["num_key_value_heads"] == heads,
+        "plain rotary positions": config["rope_parameters"]["rope_type"] == "default",
         "a BPE tokenizer": model["type"] == "BPE" and not model.get("ignore_merges"),
         "no normaliser": tokenizer["normalizer"] is None,
         "GPT-2's pre-tokenizer": pre["type"] == "ByteLevel"
@@ -118,51 +86,6 @@ def check(config, tokenizer):
     missing = [name for name, holds in same.items() if not holds]
     if missing:
         raise ValueError(f"the model must have {', '.join(missing)}")
-
-
-def demands_of_gpt2(config):
-    """List what llama.cpp's graph of GPT-2 demands, and whether it is so."""
-    return {
-        "a GELU by tanh": config["activation_function"] in ("gelu_new", "gelu_pytorch_tanh"),
-        "attention scaled alike in all layers": config.get("scale_attn_weights", True)
-        and not config.get("scale_attn_by_inverse_layer_idx"),
-    }
-
-
-def demands_of_llama(config):
-    """List what llama.cpp's graph of Llama demands, and whether it is so."""
-    if config["model_type"] != "llama":
-        return {"a Llama or GPT-2 architecture": False}
-    return {
-        "a SiLU": config["hidden_act"] == "silu",
-        "no biases": not config["attention_bias"] and not config["mlp_bias"],
-        "as many heads of keys as of queries": config["num_key_value_heads"]
-        == config["num_attention_heads"],
-        "plain rotary positions": config["rope_parameters"]["rope_type"] == "default",
-    }
-
-
-def write_shape(writer, config):
-    """Write the sizes that the architecture's graph is built from."""
-    if config["model_type"] == "gpt2":
-        width = config["n_embd"]
-        writer.add_block_count(config["n_layer"])
-        writer.add_context_length(config["n_positions"])
-        writer.add_embedding_length(width)
-        writer.add_feed_forward_length(config.get("n_inner") or 4 * width)
-        writer.add_head_count(config["n_head"])
-        writer.add_layer_norm_eps(config["layer_norm_epsilon"])
-        return
-    heads = config["num_attention_heads"]
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(heads)
-    writer.add_rope_dimension_count(config["hidden_size"] // heads)
-    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
 
 
 def main():
@@ -193,11 +116,20 @@ def main():
         raise ValueError("the token ids have gaps")
     merges = [m if isinstance(m, str) else " ".join(m) for m in tokenizer["model"]["merges"]]
 
-    writer = GGUFWriter(args.out, config["model_type"])
+    writer = GGUFWriter(args.out, "llama")
     writer.add_name(args.model.resolve().name)
     writer.add_file_type(LlamaFileType.ALL_F32)
     writer.add_vocab_size(config["vocab_size"])
-    write_shape(writer, config)
+    heads = config["num_attention_heads"]
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(heads)
+    writer.add_rope_dimension_count(config["hidden_size"] // heads)
+    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
 
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
