@@ -257,6 +257,7 @@ function showResult(duel) {
     line.setAttribute("aria-label", `${squaresOf(words, who)} ${name}`);
     squares.append(line);
   }
+  squares.append(make("p", "quiet", "Green: half or more on the word that came. Yellow: no less than chance."));
   const explained = make("p", "", `Your perplexity was ${number2(mine)}, the machine’s ${number2(its)}: ` +
     "as if each of you had chosen every time among so many equally likely words. " +
     "Lower is better; who has no idea of six words has 6, and to bet high on a wrong one costs most.");

@@ -8,6 +8,7 @@ const state = { model: PAGE.models[0], window: null, stride: null, start: null, 
 let result = PAGE.opening; // the last score
 let isAsked = false; // whether the visitor changed anything: then the address follows
 let half = 0; // characters of a text that was said twice, up to where it is said again
+let typed = ""; // the visitor's own text, to which one comes back from others
 let hasArrived = false; // whether the text came as a whole, and was not scored yet
 let hasGlided = false;
 const editor = new Editor(choose);
@@ -55,6 +56,7 @@ function choose(chosen) {
 /* Put another text in the place of the present one. */
 function setText(text, words) {
   if (state.forgets) Object.assign(state, { window: null, stride: null });
+  yours.hidden = yours.disabled = !typed || typed === text;
   area.value = text;
   area.scrollTop = mirror.scrollTop = 0;
   editor.showWindow(false);
@@ -68,6 +70,7 @@ function setText(text, words) {
 
 area.addEventListener("input", ({ inputType }) => {
   half = 0;
+  typed = area.value;
   hasArrived = inputType === "insertFromPaste";
   say(HINT);
   if (state.forgets) Object.assign(state, { window: null, stride: null });
@@ -114,7 +117,7 @@ function tellWorst(worst) {
 }
 
 /* The scale from certainty to nonsense: landmarks below a line, the text above it with its ±. */
-function drawScale({ perplexity, interval, landmarks, verdict }) {
+function drawScale({ perplexity, interval, landmarks }) {
   const scale = byId("scale"), ends = landmarks.map(([, value]) => Math.log(value));
   const own = Math.log(Math.max(1, perplexity));
   const low = Math.min(...ends, own) - 0.4, high = Math.max(...ends, own) + 0.4;
@@ -127,7 +130,8 @@ function drawScale({ perplexity, interval, landmarks, verdict }) {
     return part;
   };
   scale.replaceChildren(make("span", "axis"));
-  scale.setAttribute("aria-label", verdict);
+  const known = landmarks.map(([name, value]) => `${name} ${number(value)}`);
+  scale.setAttribute("aria-label", `A scale: ${known.join(", ")}; your text ${number(perplexity)}`);
   if (interval) put("range", at(interval[0]), at(interval[1]));
   put("own", at(perplexity), null);
   const marks = landmarks.map(([name, value]) => {
@@ -261,13 +265,15 @@ function glide() {
 
 /* --- other texts --- */
 
-const sample = byId("sample"), file = byId("file");
+const sample = byId("sample"), file = byId("file"), yours = new Option("Your own words", "typed");
 sample.append(new Option("More texts", ""));
 for (const [path, name] of Object.entries(PAGE.samples)) sample.append(new Option(name, path));
-sample.append(new Option("A file of yours …", "file"));
+sample.append(new Option("A file of yours …", "file"), yours);
+yours.hidden = yours.disabled = true;
 sample.addEventListener("change", async () => {
   const path = sample.value;
   if (path === "file") file.click();
+  else if (path === "typed") setText(typed);
   else if (path) setText(await (await fetch(`samples/${path}`)).text());
   sample.value = "";
 });

@@ -86,7 +86,7 @@ def check_result(page, number, known="whole"):
     heading = page.told("#duel h3")
     assert str(max(won, lost)) in heading or won == lost
     assert ("You beat" in heading, "machine wins" in heading) == (won > lost, won < lost)
-    squares = [line.get_attribute("aria-label") for line in page.all(".squares p")]
+    squares = [line.get_attribute("aria-label") for line in page.all(".squares [role]")]
     for shares, name in ((you, "you"), (model, "machine")):
         drawn = "".join("🟩" if s >= 0.5 else "🟨" if s >= 0.99 / 6 else "⬛" for s in shares)
         assert f"{drawn} {name}" in squares

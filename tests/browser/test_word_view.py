@@ -207,6 +207,14 @@ def test_what_is_refused_says_so(page):
     assert page.one("#window").get_property("max") == "32"
 
 
+def choose_sample(page, name):
+    page.script(
+        "const sample = document.getElementById('sample'); sample.value = arguments[0];"
+        "sample.dispatchEvent(new Event('change'))",
+        name,
+    )
+
+
 def is_window(said):
     return said.startswith("Window ")
 
@@ -229,9 +237,27 @@ def test_one_glide_from_the_second_window_on(browser, url):
         moving.until(lambda: any(map(is_window, moving.script("return said"))), "it stands still")
         moving.until(lambda: moving.told("#play") == "Play", "it does not end")
         windows = list(filter(is_window, moving.script("return said")))
+        # The first sentence has one window: the first sample that has more is glided over, another is not.
+        page = Page(browser, url, motion="no-preference")
+        for name in ("gate.txt", "story.txt"):
+            before = page.text
+            choose_sample(page, name)
+            page.until(lambda before=before: page.text != before)
+            page.scored()
+            page.until(lambda: page.told("#play") == "Play")
+        again = list(filter(is_window, page.script("return said")))
     assert windows[0].startswith("Window 2 of")
     assert all("It has forgotten everything before here." in said for said in windows)
+    assert [said.startswith("Window 2 of") for said in again].count(True) == 1
     emulate(browser)
+
+
+def test_ones_own_words_come_back(page):
+    page.scored("Typed by a visitor.")
+    choose_sample(page, "rhyme.txt")
+    page.until(lambda: "Jack" in page.text)
+    choose_sample(page, "typed")
+    page.until(lambda: page.text == "Typed by a visitor.")
 
 
 def test_the_picture_to_share_shows_the_text_and_one_message_has_all(page, url):
