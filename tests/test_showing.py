@@ -1,6 +1,5 @@
 """The texts themselves: --show in a terminal, --html as a report, show() in a notebook, to_frame()."""
 
-import html
 import itertools
 import json
 import math
@@ -18,7 +17,6 @@ from models import make_byte_tokenizer, make_model, make_tokenizer, random_text,
 from perplexity_sliding import compute, show, to_frame
 from perplexity_sliding.cli import measuring
 from perplexity_sliding.views import Reading, within
-from perplexity_sliding.views.report import report
 
 DEMO = str(Path(__file__).resolve().parent.parent / "demo_model")
 TEXTS = [random_text(length, seed=length) for length in (60, 45)]
@@ -197,22 +195,6 @@ def test_intervals_over_texts_are_called_so(call, other_models):
     assert "Intervals are over texts, from 12 texts." in page and "within this text" not in page
 
 
-def test_a_reference_has_the_comparison(call, tiny):
-    outcome = call("a.txt", f"--reference={tiny}", "--html=r.html")
-    assert outcome.code == 0
-    page = read()
-    assert "ps-verdict" in {attrs.get("class") for _, attrs in page.tags}
-    [data] = page.data("data-payload")
-    assert data["models"] == ["tiny", "tiny"]
-    bits = [piece[:2] for piece in data["pieces"] if piece]
-    assert bits and all(own == other for own, other in bits)
-
-
-def test_lengths_of_context_have_a_curve(call):
-    assert call("a.txt", "--context-lengths=4,8,16", "--html=r.html").code == 0
-    assert "How far back the model looks" in read().said
-
-
 def test_a_few_tokens_get_no_perplexity(call):
     Path("s.txt").write_text("w1 w2 w3", "utf-8")
     call("s.txt", "--html=r.html")
@@ -272,31 +254,6 @@ def test_a_text_is_cut_between_tokens():
     assert [one.whole for one in within([reading, reading, reading], 8)] == ["abcdef", "ab"]
 
 
-def test_sixty_thousand_characters_make_a_file_that_can_be_mailed():
-    """Alternatives are most of it: five for each token."""
-    length = 15_000
-    text = "abcd" * length
-    guess = [
-        [" the", 1.234567],
-        [" and", 2.345678],
-        [" of", 3.456789],
-        [" was", 4.5],
-        [" had", 5.6],
-    ]
-    tokens = {
-        "tokens": ["abcd"] * length,
-        "offsets": [[4 * n, 4 * n + 4] for n in range(length)],
-        "nll": [5.4321] * length,
-        "context_length": [500] * length,
-        "rank": [123] * length,
-        "alternatives": [guess] * length,
-        "windows": [{"begin": 0, "first": 0, "end": length, "start_token": True}],
-    }
-    result = compute([TEXTS[0]], model_id=DEMO)
-    written = report(result, [Reading(text, tokens, result, "model")])
-    assert 500_000 < len(written.encode()) < 3_000_000
-
-
 # ---- nothing is lost
 
 
@@ -321,9 +278,7 @@ def test_a_report_that_cannot_be_written_costs_no_numbers(call, monkeypatch):
         (["--html=nowhere/r.html"], "--html must be in an existing folder"),
         (["--html=a.txt"], "--html must be a file that ends in .html, got 'a.txt'"),
         (["page.html", "--html=page.html"], "--html must not be one of the texts"),
-        (["--show", "--output=r.txt"], "--show and several protocols"),
         (["--show", "--format=csv"], "--show and several protocols"),
-        (["--show", "--json"], "--show and several protocols"),
         (["--show", "--stride=8,4"], "--show and several protocols"),
         (["--show", f"--reference={DEMO}"], "--show and several protocols"),
         (["--html=r.html", f"--model={DEMO}"], "--show or --html and several models"),
@@ -416,27 +371,6 @@ def test_a_narrow_terminal_wraps_and_loses_nothing(monkeypatch, columns):
     shown = ANSI.sub("", printed(monkeypatch, [made_up(text)], terminal=True, COLUMNS=columns))
     assert all(len(line) <= int(columns) for line in shown.splitlines())
     assert "".join(text.split()) in "".join(shown.split())
-
-
-def test_styles_can_be_read_on_black_and_on_white():
-    from perplexity_sliding.cli.showing import STYLES
-
-    def light(colour) -> float:
-        def linear(value):
-            return value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4
-
-        red, green, blue = (linear(part / 255) for part in colour.get_truecolor())
-        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-    def contrast(one: float, other: float) -> float:
-        low, high = sorted((one, other))
-        return (high + 0.05) / (low + 0.05)
-
-    for style in STYLES.values():
-        if style.bgcolor:
-            assert contrast(light(style.color), light(style.bgcolor)) >= 4.5, style
-        elif style.color:
-            assert min(contrast(light(style.color), ground) for ground in (0, 1)) >= 4.5, style
 
 
 def test_the_words_that_surprised_most_are_the_metrics(call, tiny):
@@ -550,13 +484,6 @@ def test_tables_that_are_not_there_are_refused(results):
     with pytest.raises(ValueError, match=r"must have word_scores .* words=True"):
         to_frame(bare, "words")
     assert len(to_frame(bare)) == 1
-
-
-def test_a_frame_cannot_be_left(results):
-    texts = ["She closed the door.", "He ran."]
-    assert html.unescape(re.search(r'srcdoc="([^"]*)"', show(results, texts)._repr_html_())[1]) == (
-        show(results, texts).html
-    )
 
 
 @pytest.mark.parametrize("scale", [1e4, 1e6])

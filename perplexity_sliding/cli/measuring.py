@@ -371,8 +371,14 @@ class Scoring:
         if not report.results:
             raise ValueError(report.measurements[0]["error"])
         if args.models[1:] and not args.reference:
-            for measured in totals.values():
-                add_model_ratios(measured)
+            from ..results.totals import ratio_of_perplexities
+
+            for (first, first_totals), *others in totals.values():
+                tokenizer = signature_fields(first)["tokenizer"]
+                for row, of_row in others:
+                    if signature_fields(row)["tokenizer"] == tokenizer:
+                        ratio = ratio_of_perplexities(of_row, first_totals)
+                        row["ratio_to_first_model"] = ratio
         if args.tokens:
             for of_text in zip(report.scored, report.results[0]["token_scores"]):
                 report.parts.append(of_text)
@@ -550,20 +556,6 @@ class Scoring:
             self.report.has_more_texts |= len(text.wording) > self.room
             self.room = max(0, self.room - len(text.wording))
         self.report.has_more_texts |= token_scores is None
-
-
-def add_model_ratios(measured: Sequence[tuple[dict, object]]) -> None:
-    """Add the paired ratio to the first model, if both read the same tokens.
-
-    Args:
-        measured: results of one corpus in one setting, each with its totals.
-    """
-    from ..results.totals import ratio_of_perplexities
-
-    (first, first_totals), *others = measured
-    for result, totals in others:
-        if signature_fields(result)["tokenizer"] == signature_fields(first)["tokenizer"]:
-            result["ratio_to_first_model"] = ratio_of_perplexities(totals, first_totals)
 
 
 def reason_of(error: object, texts: Sequence[Text]) -> str:

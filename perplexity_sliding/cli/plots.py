@@ -7,7 +7,6 @@ What does not apply, such as a change between models that read other tokens, is 
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -27,19 +26,6 @@ MARKED_PERCENTILES = ("50", "95", "99", "100")
 
 # A value and its interval.
 Estimate = tuple[float, Sequence[float] | None]
-
-
-class Measured(NamedTuple):
-    """A number of several models.
-
-    Attributes:
-        values: that of each model, NaN where it does not apply.
-        same: the value of an unchanged model; None if there is none.
-    """
-
-    label: str
-    values: list[Estimate]
-    same: float | None = None
 
 
 def check_path(path: str) -> None:
@@ -206,59 +192,49 @@ def draw_models(rows: Sequence[dict], axes: Sequence[str]) -> Figure:
     Args:
         axes: settings in which the rows differ.
     """
-    if "comparison" not in rows[0]:
-        names = [label(row, [AXES[axis] for axis in axes]) for row in rows]
-        return draw_candidates(names, [measured_by(rows, axes)])
-    comparisons = [row["comparison"] for row in rows]
-    if len(rows) == 1 and comparisons[0]["compared"] == "tokens":
+    comparisons = [row["comparison"] for row in rows if "comparison" in row]
+    by_tokens = all(comparison["compared"] == "tokens" for comparison in comparisons)
+    if len(comparisons) == 1 and by_tokens:
         return draw_comparison(rows[0])
-    names = [row["name"] for row in rows]
-    if any(comparison["compared"] == "bytes" for comparison in comparisons):
+    names = [label(row, ["name"] if comparisons else [AXES[axis] for axis in axes]) for row in rows]
+    # a number with the values of all, and its value for an unchanged model
+    measures: list[tuple[str, list[Estimate], float | None]] = []
+    if comparisons and not by_tokens:
         key = "bits_per_byte_change"
         values = [(c.get(key, math.nan), c.get(f"{key}_interval")) for c in comparisons]
-        return draw_candidates(names, [Measured("change of bits per byte", values, same=0.0)])
-    ratios = [comparison["perplexity_ratio"] for comparison in comparisons]
-    values = [(math.nan if of["ratio"] is None else of["ratio"], of["interval"]) for of in ratios]
-    measures = [Measured("perplexity, × reference", values, same=1.0)]
-    if all("kl" in comparison for comparison in comparisons):
-        values = [(comparison["kl"], comparison["kl_interval"]) for comparison in comparisons]
-        measures.append(Measured("KL divergence, nats", values))
-    return draw_candidates(names, measures)
-
-
-def measured_by(rows: Sequence[dict], axes: Sequence[str]) -> Measured:
-    """Choose the paired change, or bits per byte if tokenizers differ, or the perplexity."""
-    if have_other_tokenizers(rows):
-        values = [(bits_per_byte(row), interval_of_bits(row)) for row in rows]
-        return Measured("bits per byte", values)
-    key, against = paired_with(rows, axes)
-    kept = ["text"] if key == "ratio_to_first" else [k for k in AXES.values() if k != "name"]
-    changes = paired_changes(rows, key, kept)
-    if changes:
-        return Measured(f"perplexity against {against}, %", changes, same=0.0)
-    values = [(row["perplexity"], row["perplexity_interval"]) for row in rows]
-    return Measured("perplexity per token", values)
-
-
-def interval_of_bits(row: dict) -> list[float] | None:
-    return row.get("bits_per_original_byte_interval", row.get("bits_per_byte_interval"))
-
-
-def draw_candidates(names: Sequence[str], measures: Sequence[Measured]) -> Figure:
-    """Draw several models, with intervals."""
+        measures.append(("change of bits per byte", values, 0.0))
+    elif comparisons:
+        ratios = [comparison["perplexity_ratio"] for comparison in comparisons]
+        values = [(math.nan if r["ratio"] is None else r["ratio"], r["interval"]) for r in ratios]
+        measures.append(("perplexity, × reference", values, 1.0))
+        if all("kl" in comparison for comparison in comparisons):
+            values = [(comparison["kl"], comparison["kl_interval"]) for comparison in comparisons]
+            measures.append(("KL divergence, nats", values, None))
+    elif have_other_tokenizers(rows):
+        key, original = "bits_per_byte_interval", "bits_per_original_byte_interval"
+        values = [(bits_per_byte(row), row.get(original, row.get(key))) for row in rows]
+        measures.append(("bits per byte", values, None))
+    else:
+        key, against = paired_with(rows, axes)
+        kept = ["text"] if key == "ratio_to_first" else [k for k in AXES.values() if k != "name"]
+        if changes := paired_changes(rows, key, kept):
+            measures.append((f"perplexity against {against}, %", changes, 0.0))
+        else:
+            values = [(row["perplexity"], row["perplexity_interval"]) for row in rows]
+            measures.append(("perplexity per token", values, None))
     figure = Figure(figsize=(8, 1.6 + 0.4 * len(names)), layout="constrained")
-    for number, measured in enumerate(measures):
-        axes = tidied(figure.add_subplot(1, len(measures), number + 1), "x")
-        values = [value for value, _ in measured.values]
-        axes.errorbar(values, range(len(names)), xerr=bar_lengths(measured.values), **DOTS)
-        axes.set_yticks(range(len(names)), names if number == 0 else [])
-        axes.set_ylim(len(names) - 0.5, -0.5)
-        has_bars = any(interval for _, interval in measured.values)
-        axes.set_xlabel(measured.label + "\n(bars: 95 % interval)" * has_bars)
-        if measured.same is not None:
-            axes.axvline(measured.same, color=GREY, linewidth=1)
-        elif "KL" in measured.label and min(values) > 0:
-            axes.set_xscale("log")
+    for number, (title, values, same) in enumerate(measures):
+        place = tidied(figure.add_subplot(1, len(measures), number + 1), "x")
+        numbers = [value for value, _ in values]
+        place.errorbar(numbers, range(len(names)), xerr=bar_lengths(values), **DOTS)
+        place.set_yticks(range(len(names)), names if number == 0 else [])
+        place.set_ylim(len(names) - 0.5, -0.5)
+        has_bars = any(interval for _, interval in values)
+        place.set_xlabel(title + "\n(bars: 95 % interval)" * has_bars)
+        if same is not None:
+            place.axvline(same, color=GREY, linewidth=1)
+        elif "KL" in title and min(numbers) > 0:
+            place.set_xscale("log")
     return figure
 
 
@@ -285,7 +261,11 @@ def draw_comparison(report: dict) -> Figure:
     nll, reference_nll, *kl = columns[:, np.isfinite(columns).all(axis=0)]
     groups = comparison["by_tokens_seen"]
     draw_groups(places[-1, 0], groups, "log_ratio", "change of nll, nats per token")
-    draw_pairs(places[0, 1], nll, reference_nll)
+    places[0, 1].hexbin(reference_nll, nll, gridsize=40, bins="log", cmap="Blues", mincnt=1)
+    end = float(max(nll.max(initial=1), reference_nll.max(initial=1)))
+    places[0, 1].plot([0, end], [0, end], color=GREY, linewidth=1)
+    places[0, 1].set_xlabel("reference, nats")
+    places[0, 1].set_ylabel("model, nats (above the line: worse)")
     if has_divergence:
         draw_groups(places[0, 0], groups, "kl", "KL divergence, nats")
         draw_distribution(places[1, 1], *kl, comparison["kl_percentiles"])
@@ -302,15 +282,6 @@ def draw_groups(axes: Axes, groups: Sequence[dict], name: str, label: str) -> No
     axes.set_xscale("log", base=2)
     axes.set_xlabel("tokens of context (band: 95 % interval)")
     axes.set_ylabel(label)
-
-
-def draw_pairs(axes: Axes, nll: np.ndarray, reference_nll: np.ndarray) -> None:
-    """Draw each token's nll under both, as hexagons; above the diagonal the model is worse."""
-    axes.hexbin(reference_nll, nll, gridsize=40, bins="log", cmap="Blues", mincnt=1)
-    end = float(max(nll.max(initial=1), reference_nll.max(initial=1)))
-    axes.plot([0, end], [0, end], color=GREY, linewidth=1)
-    axes.set_xlabel("reference, nats")
-    axes.set_ylabel("model, nats (above the line: worse)")
 
 
 def draw_distribution(axes: Axes, kl: np.ndarray, percentiles: dict[str, float]) -> None:
