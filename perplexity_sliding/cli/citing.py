@@ -162,17 +162,13 @@ def name_texts(args, count: int) -> str:
 def place_of(result: dict, model_id: str) -> str:
     """Return the location of the model, here, on a server or on the Hub, and its revision."""
     fields = signature_fields(result)
-    revision, path = fields["revision"], Path(model_id).expanduser()
+    path, place = Path(model_id).expanduser(), f"https://huggingface.co/{model_id}"
     if model_id == WITHOUT_ADAPTER:
-        return f"{fields['model']}, revision {revision}"
-    for kind, is_one in (
-        ("a folder", path.is_dir()),
-        ("a file", path.is_file()),
-        ("a server", is_address(model_id)),
-    ):
-        if is_one:
-            return f"{model_id} ({kind}), revision {revision}"
-    return f"https://huggingface.co/{model_id}, revision {revision}"
+        place = fields["model"]
+    elif path.exists() or is_address(model_id):
+        kind = "folder" if path.is_dir() else "file" if path.exists() else "server"
+        place = f"{model_id} (a {kind})"
+    return f"{place}, revision {fields['revision']}"
 
 
 def describe_texts(args) -> list[str]:

@@ -180,25 +180,21 @@ def tabulate_texts(rows: Sequence[dict], corpus: dict) -> Table:
 
 def tabulate_contexts(by_context_length: list[dict]) -> Table:
     """Tabulate context lengths: perplexity of the same tokens, and its ratio with an interval."""
-
-    def ratio(row: dict) -> str:
-        of_row = (row.get("ratio_to_longest") or {}).get("ratio")
-        return "" if of_row is None else f"× {of_row:.4f}"
-
+    rows = []
+    for row in by_context_length:
+        ratio = row.get("ratio_to_longest") or {}
+        against = "" if ratio.get("ratio") is None else f"× {ratio['ratio']:.4f}"
+        rows.append(row | {"against": against, "within": ratio.get("interval", "")})
     longest = by_context_length[-1]["context_length"]
     return tabulate(
-        by_context_length,
+        rows,
         [
             Column("context", "context_length"),
             Column("tokens", "num_tokens"),
             Column("perplexity", "perplexity", 4),
             Column("95 % interval", "interval"),
-            Column(f"against {longest:,}", ratio),
-            Column(
-                "interval of the ratio",
-                lambda row: (row.get("ratio_to_longest") or {"interval": ""})["interval"],
-                4,
-            ),
+            Column(f"against {longest:,}", "against"),
+            Column("interval of the ratio", "within", 4),
         ],
     )
 

@@ -285,7 +285,7 @@ class Scoring:
                 result, outcomes = self.score_together(good)
                 break
             except ValueError as error:
-                if not getattr(error, "positions", ()):
+                if not getattr(error, "positions", ()) or self.args.separator is not None:
                     raise
                 # the position among the texts is useless in the row of a text
                 reason = in_options(error, positions=())

@@ -1,6 +1,7 @@
 """Texts coloured by surprisal: in the terminal (--show) and as a report (--html)."""
 
 import argparse
+import itertools
 import math
 import sys
 from collections.abc import Iterator, Sequence
@@ -11,7 +12,7 @@ from rich.style import Style
 from rich.text import Text
 
 from ..views import SHOWN, Reading
-from ..views.comparison import Pair, pair_of
+from ..views.comparison import pair_of
 from ..views.report import report
 from ..views.text import LABELS, Surprise, most_surprising, odds, piece_colour, text_segments
 from . import citing
@@ -52,7 +53,8 @@ def _draw_texts(console: Console, readings: Sequence[Reading]) -> None:
         for line in _lines(reading, in_colour):
             console.print(line, soft_wrap=not console.is_terminal)
         console.print()
-    console.print(_legend() if in_colour else Text(MARKED))
+    legend = (Text(f" {label} ", STYLES[f"b{level}"]) for level, label in enumerate(LABELS))
+    console.print(Text(" ").join(legend) if in_colour else Text(MARKED))
     console.print()
     words = most_surprising(readings, MOST_SURPRISING)
     if words:
@@ -82,11 +84,6 @@ def _lines(reading: Reading, in_colour: bool) -> Iterator[Text]:
     yield line
 
 
-def _legend() -> Text:
-    entries = (Text(f" {label} ", STYLES[f"b{level}"]) for level, label in enumerate(LABELS))
-    return Text(" ").join(entries)
-
-
 def _sentence(word: Surprise) -> str:
     """Describe a surprising word: `raised: 15.7 bits, 1 in 53,300. The model expected …`"""
     bits = "infinite" if math.isinf(word.nll) else f"{word.nll / math.log(2):.1f} bits"
@@ -103,34 +100,23 @@ def write_report(report_: Report, args: argparse.Namespace) -> str:
     Raises:
         OSError: writing fails; an existing file is unchanged.
     """
-    write_pieces([report(**of_report(report_, args))], args.html)
-    return f"wrote {args.html}"
-
-
-def of_report(report_: Report, args: argparse.Namespace) -> dict:
-    """Return the arguments of the report."""
-    result = report_.results[0]
+    result, pairs = report_.results[0], []
     readings = [replace(reading, result=result) for reading in report_.shown]
     notes = notes_on(report_)
     if report_.has_more_texts:
         notes.append(f"The numbers cover all texts; the first {SHOWN:,} characters are shown.")
-    citation = citing.of_results(report_.results, args, report_.axes)
-    pairs = []
     if args.reference:
-        pairs, readings = list(_pairs(readings, result, report_.reference)), []
+        names = [(reading.model, report_.reference) for reading in readings]
+        pairs = [pair_of(*of_text) for of_text in zip(readings, itertools.count(), names)]
     if report_.compared == "settings":
         result = result | {"measurements": report_.measurements}
-    return {
-        "result": result,
-        "readings": readings,
-        "pairs": pairs,
-        "citation": citation,
-        "command": citing.command(args.argv),
-        "notes": notes,
-    }
-
-
-def _pairs(readings: Sequence[Reading], result: dict, reference: str) -> Iterator[Pair]:
-    """Pair the readings of a model with the reference: by tokens, or by pieces of text."""
-    for place, reading in enumerate(readings):
-        yield pair_of(replace(reading, result=result), place, (reading.model, reference))
+    written = report(
+        result=result,
+        readings=[] if pairs else readings,
+        pairs=pairs,
+        citation=citing.of_results(report_.results, args, report_.axes),
+        command=citing.command(args.argv),
+        notes=notes,
+    )
+    write_pieces([written], args.html)
+    return f"wrote {args.html}"
