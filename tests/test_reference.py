@@ -566,24 +566,6 @@ def test_divergence_is_of_the_scored_rows(compute, gpt2, other):
     assert comparison["worst_tokens"][0]["kl"] == pytest.approx(kl.max().item(), rel=1e-4)
 
 
-@pytest.mark.filterwarnings("ignore:A token spans the edge")
-def test_contexts_are_compared_by_bytes(compute):
-    """Words against bytes: of the answers' bytes alone, as each model scores them by itself."""
-    byte_model, byte_tokenizer = make_model("gpt2", vocab_size=300), make_byte_tokenizer()
-    of_bytes = {"reference": {"model": byte_model, "tokenizer": byte_tokenizer}}
-    comparison = compute(**PARTS["contexts"], **of_bytes)["comparison"]
-    words = compute(**PARTS["contexts"])
-    single = compute(**PARTS["contexts"], model=byte_model, tokenizer=byte_tokenizer)
-    num_bytes = sum(len(text.encode()) for text in ANSWERS)
-    assert comparison["compared"] == "bytes"
-    assert comparison["num_compared_bytes"] == num_bytes
-    bits, reference_bits = (
-        result["total_nll"] / num_bytes / math.log(2) for result in (words, single)
-    )
-    assert comparison["bits_per_byte"] == pytest.approx(bits)
-    assert comparison["reference_bits_per_byte"] == pytest.approx(reference_bits)
-
-
 def test_a_span_after_white_space_that_has_no_token_is_compared(compute):
     """Words have no token for it, bytes have one, which is not scored."""
     byte_model, byte_tokenizer = make_model("gpt2", vocab_size=300), make_byte_tokenizer()

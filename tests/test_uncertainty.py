@@ -512,16 +512,9 @@ def test_bits_per_byte_have_the_interval_of_a_mean_over_texts_of_equal_size():
     """Student's interval of the texts' nlls, however many tokens each has."""
     rng = np.random.default_rng(5)
     counts = rng.integers(8, 30, 12)
-    texts = [text(rng.exponential(2.0, count)) for count in counts]
     texts = [
-        replace(
-            of,
-            num_tokens=count,
-            num_bytes=120,
-            token_bytes=np.full(count, 120 / count),
-            scored_bytes=None,
-        )
-        for of, count in zip(texts, counts)
+        text(rng.exponential(2.0, n), num_tokens=n, num_bytes=120, token_bytes=np.full(n, 120 / n))
+        for n in counts
     ]
     result = summarize(texts)
     totals = np.array([sum(map(np.sum, of.window_nlls)) for of in texts])

@@ -513,21 +513,6 @@ def test_added_tokens_and_characters_before_an_edge_are_no_word_s():
     assert opening.tolist() == [1, 1, 0, 0]
 
 
-def test_given_spans_of_words_count_from_the_text_s_beginning(metric, speller, spelling):
-    """With `score_spans` too; after a context from where the text begins."""
-    kwargs = {"model": speller, "tokenizer": spelling, "stride": 5}
-    cut = TEXT.index(" aab")
-    spans = [(first, end) for first, end in split_words(TEXT) if first > cut]
-    parts = {"score_spans": [[(cut, len(TEXT))]]}
-    [split] = words_of(metric, texts=[TEXT], **parts, **kwargs)
-    [given] = words_of(metric, texts=[TEXT], words=[spans], **parts, **kwargs)
-    moved = [(first - cut, end - cut) for first, end in spans]
-    [after] = words_of(metric, texts=[TEXT[cut:]], words=[moved], contexts=TEXT[:cut], **kwargs)
-    assert given == split
-    assert given["words"] == after["words"] == TEXT[cut:].split()
-    assert given["surprisal"] == close(after["surprisal"])
-
-
 def test_a_token_for_two_words_is_reported(metric, speller, spelling):
     with pytest.warns(UserWarning, match="across the edge of a word in the texts at position 1;"):
         scores = words_of(
@@ -545,16 +530,25 @@ def test_an_unscored_first_word_has_no_surprisal(metric, speller, spelling):
 
 
 def test_words_after_a_context(metric, speller, spelling):
-    """The words of a text do not depend on how much of what stands before is called context."""
+    """The words of a text do not depend on how much of what stands before is called context.
+
+    Given spans count from where the text begins.
+    """
     kwargs = {"model": speller, "tokenizer": spelling, "stride": 5}
     [whole] = words_of(metric, texts=[TEXT], **kwargs)
     cut = TEXT.index(" aab")
-    [after] = words_of(metric, texts=[TEXT[cut:]], contexts=TEXT[:cut], **kwargs)
+    spans = [(first, end) for first, end in split_words(TEXT) if first > cut]
+    moved = [(first - cut, end - cut) for first, end in spans]
+    contexts = {"texts": [TEXT[cut:]], "contexts": TEXT[:cut]}
+    marked = {"texts": [TEXT], "score_spans": [[(cut, len(TEXT))]]}
+    [after] = words_of(metric, **contexts, **kwargs)
     first = whole["words"].index("aab")
     for name in ("words", "offsets", "num_tokens", "context_length"):
         assert after[name] == whole[name][first:], name
     for name in ("nll", "surprisal", "space_nll", "entropy"):
         assert after[name] == close(whole[name][first:]), name
+    for parts, words in ((contexts, [moved]), (marked, [spans]), (marked, True)):
+        assert words_of(metric, words=words, **parts, **kwargs) == [after], parts
     [span] = words_of(
         metric, texts=[TEXT], score_spans=[[(0, cut), (cut + 4, len(TEXT))]], **kwargs
     )
@@ -650,17 +644,6 @@ def test_a_sentence_without_spaces_is_no_word(text, is_whole):
 def test_arguments(metric, gpt2, tokenizer, arguments, message):
     with pytest.raises(ValueError, match=message):
         metric.compute(predictions=["w3 w4", "w5 w6"], model=gpt2, tokenizer=tokenizer, **arguments)
-
-
-def test_further_columns(metric, gpt2, tokenizer):
-    kwargs = {"predictions": [random_text(20)], "model": gpt2, "tokenizer": tokenizer}
-    result = metric.compute(return_token_scores=["rank", "entropy", "top80"], **kwargs)
-    [scores] = result["token_scores"]
-    for entropy, alternatives in zip(scores["entropy"], scores["alternatives"]):
-        assert entropy == close(sum(nll * math.exp(-nll) for _, nll in alternatives))
-    [alone] = metric.compute(return_token_scores=["rank"], **kwargs)["token_scores"]
-    assert alone["rank"] == scores["rank"]
-    assert "entropy" not in alone and "alternatives" not in alone
 
 
 # --- against the packages that publish such scores -------------------------------------------------
