@@ -62,14 +62,6 @@ class TextScores:
     num_context: int = 0
     token_bytes: np.ndarray | None = None
 
-    @property
-    def bytes_of_tokens(self) -> np.ndarray:
-        """UTF-8 bytes of the scored tokens, see `token_bytes` (N,)."""
-        if self.token_bytes is not None:
-            return self.token_bytes
-        count = sum(map(len, self.window_nlls))
-        return np.full(count, self.num_bytes / max(1, count))
-
 
 def perplexity_interval(estimate: Estimate, cap: float = math.inf) -> list[float] | None:
     """Return the interval of a perplexity from the estimate of its logarithm, between 1 and exp(cap)."""
@@ -148,8 +140,14 @@ class Totals:
         weights = token_weights(texts, sizes, aggregation.average)
         terms = np.multiply(nlls, weights, out=np.zeros_like(nlls), where=weights > 0)
         lengths = [text.stream_length for text in texts]
-        num_bytes = np.concatenate([text.bytes_of_tokens for text in texts])
-        columns = [np.ones_like(nlls), nlls, weights, terms, num_bytes]
+        num_scored = np.bincount(text_of_token, minlength=len(texts)).tolist()
+        num_bytes = [
+            np.full(count, text.num_bytes / max(1, count))
+            if text.token_bytes is None
+            else text.token_bytes
+            for text, count in zip(texts, num_scored)
+        ]
+        columns = [np.ones_like(nlls), nlls, weights, terms, np.concatenate(num_bytes)]
         blocks = Blocks.of(lengths, text_of_token, positions, columns)
         sums = blocks.by_text()
         means = sums[:, 1] / sums[:, 0]
@@ -462,10 +460,18 @@ def ratio_of_perplexities(totals: Totals, first: Totals) -> dict:
         "ratio"; "interval" of 95 % confidence, "pvalue" of a ratio other than 1 by
         chance, and "sample", what was taken as independent: None where that is too little.
     """
+    both = totals, first
     log_ratio = totals.estimate()[0].value - first.estimate()[0].value
     estimate, sample = Estimate(log_ratio, 0), ""
-    clusters = shared_clusters(totals, first)
-    if clusters is not None:
+    by_text = "texts" in (of_one.aggregation.average for of_one in both)
+    if not by_text or len(totals.blocks.lengths) == len(first.blocks.lengths):
+        blocks = totals.blocks.aligned(first.blocks)
+        parts = [
+            of_one.num_parts(of_totals.aggregation.block_tokens)
+            for of_one, of_totals in zip(blocks, both)
+        ]
+        num_parts = np.ones_like(parts[0]) if by_text else np.minimum(*parts)
+        clusters = [of_one.cut(num_parts) for of_one in blocks]
         value, without, shares = totals.leave_out_each(clusters[0])
         first_value, first_without, first_shares = first.leave_out_each(clusters[1])
         shares = (shares + first_shares) / 2
@@ -473,21 +479,6 @@ def ratio_of_perplexities(totals: Totals, first: Totals) -> dict:
         sample = clusters[0].sample
     ratio = as_ratio(replace(estimate, value=log_ratio), sample)
     return ratio | {"ratio": None} if math.isnan(log_ratio) else ratio
-
-
-def shared_clusters(totals: Totals, first: Totals) -> tuple[Clusters, Clusters] | None:
-    """Divide the corpus in the same way for both; None if only one of them has separate texts."""
-    if "texts" in (totals.aggregation.average, first.aggregation.average):
-        if len(totals.blocks.lengths) != len(first.blocks.lengths):
-            return None
-        one_each = np.ones_like(totals.blocks.per_text)
-        return totals.blocks.cut(one_each), first.blocks.cut(one_each)
-    both = totals.blocks.aligned(first.blocks)
-    num_parts = np.minimum(
-        both[0].num_parts(totals.aggregation.block_tokens),
-        both[1].num_parts(first.aggregation.block_tokens),
-    )
-    return both[0].cut(num_parts), both[1].cut(num_parts)
 
 
 def token_weights(
