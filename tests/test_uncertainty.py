@@ -267,16 +267,6 @@ def test_what_an_interval_speaks_of():
     assert scope(40) is None
 
 
-def test_texts_without_a_token_are_no_texts():
-    """Nine in which something was scored, and three in which nothing was."""
-    lengths = [400] * 12
-    (nlls,), (texts, positions) = draw(lengths, 0, 0, corpora=1), places(lengths)
-    kept = texts < 9
-    columns = [np.ones(kept.sum()), nlls[kept]]
-    blocks = Blocks.of(lengths, texts[kept], positions[kept], columns)
-    assert blocks.clusters(50).scope == "within these texts"
-
-
 # ---- p-values
 
 

@@ -76,14 +76,12 @@ class ContextTotals:
     Attributes:
         context_lengths: window lengths, ascending.
         blocks: number of these tokens, and their nll under each length.
-        longest_text: length of the longest text in tokens.
         num_forward_tokens: number of tokens read for all lengths.
         totals: sums of the same texts, which add up only if these do.
     """
 
     context_lengths: Sequence[int]
     blocks: Blocks
-    longest_text: int
     num_forward_tokens: int
     totals: Totals
 
@@ -118,7 +116,7 @@ class ContextTotals:
         ]
         lengths = [len(seen) for seen in contexts]
         blocks = Blocks.of(lengths, texts, places, [np.ones(len(places)), *columns])
-        return cls(context_lengths, blocks, max(lengths), num_forward_tokens, totals)
+        return cls(context_lengths, blocks, num_forward_tokens, totals)
 
     @property
     def are_enough(self) -> bool:
@@ -131,8 +129,6 @@ class ContextTotals:
         Raises:
             ValueError: they were measured in different ways, or their texts are joined.
         """
-        if not isinstance(other, ContextTotals):
-            return NotImplemented
         if self.context_lengths != other.context_lengths:
             raise ValueError(
                 "Totals can be added only if context_lengths are the same, got "
@@ -141,7 +137,6 @@ class ContextTotals:
         return replace(
             self,
             blocks=self.blocks + other.blocks,
-            longest_text=max(self.longest_text, other.longest_text),
             num_forward_tokens=self.num_forward_tokens + other.num_forward_tokens,
             totals=self.totals + other.totals,
         )
@@ -165,7 +160,7 @@ class ContextTotals:
             raise ArgumentError(
                 "context_lengths",
                 "be at most the length of the longest text",
-                got=f"{longest} for texts of at most {self.longest_text} tokens",
+                got=f"{longest} for texts of at most {self.blocks.lengths.max()} tokens",
                 advice="Pass shorter lengths, or longer texts.",
             )
         clusters = self.blocks.clusters(longest)
