@@ -10,8 +10,14 @@ from inspect import cleandoc, signature
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from .argument_table import ARGUMENTS, describe_arguments
-from .arguments import Setting, check_names, check_texts, read_once
+from .arguments import (
+    ARGUMENTS,
+    Setting,
+    check_names,
+    check_texts,
+    describe_arguments,
+    read_once,
+)
 from .digests import TextsDigest
 from .engines.sources import (
     OpenModels,
@@ -55,7 +61,6 @@ def compute(
     model_kwargs: dict | None = None,
     return_token_scores: bool | Sequence[str] = False,
     protocol: str | Sequence[str] = DEFAULT_PROTOCOL,
-    word_counts: Sequence[int] | None = None,
     callback: Callable[[Progress], None] | None = None,
     checkpoint: str | os.PathLike | None = None,
     identify: bool = False,
@@ -147,7 +152,7 @@ def check(processes: Processes, arguments: dict) -> Request:
     request = check_request(texts, chats, given)
     processes.agree(
         lambda: request.digest,
-        "contexts, scored spans, messages, words and word counts",
+        "contexts, scored spans, messages and words",
         "Pass the same to every process.",
     )
     return request
@@ -169,8 +174,10 @@ def with_defaults(arguments: dict) -> Mapping:
 @contextmanager
 def open_session(request: Request, processes: Processes) -> Iterator[Session]:
     """Open the checkpoint of a request, and yield the session for its forward passes."""
-    with open_checkpoint(request.checkpoint) as checkpoint:
-        yield Session(request.batch_size, checkpoint, processes, request.callback)
+    given = request.given
+    with open_checkpoint(given["checkpoint"]) as checkpoint:
+        # int: numpy's integers overflow
+        yield Session(int(given["batch_size"]), checkpoint, processes, given["callback"])
 
 
 @dataclass(frozen=True)
@@ -201,7 +208,7 @@ def open_models(opened: OpenModels, request: Request, session: Session) -> Itera
             for model in models.compared:
                 model.check()
                 model.probe = None
-                if request.identify:
+                if request.given["identify"] or request.given["checkpoint"] is not None:
                     model.identify()
         yield models
 
@@ -241,6 +248,7 @@ class CallPlan:
     """
 
     request: Request
+    corpus: Corpus
     planned: Planned
     measures: list[Measure]
     words: WordScoring | None
@@ -263,14 +271,21 @@ def make_plan(request: Request, models: Models, corpus: Corpus | None = None) ->
     """
     model, limit = models.model, smallest_limit(models.compared)
     # These checks do not depend on the texts, so they precede the tokenization.
-    carrier = open_carrier(model) if request.long_context.carry else None
+    given = request.given
+    carrier = open_carrier(model) if given["carry"] else None
     words = None
-    if request.words:
-        words = WordScoring.of(model, request.word_spans, request.word_correction)
+    if request.has_words:
+        words = WordScoring.of(model, request.word_spans, given["word_correction"])
     if corpus is None:
-        corpus = Corpus(model.tokenizer, request.texts, request.needs_characters, request.parts)
-    settings = expand_settings(corpus, limit, request.settings, request.long_context)
-    planned = plan_settings(corpus, limit, settings, request.gives_list, request.words)
+        corpus = Corpus(
+            model.tokenizer,
+            request.texts,
+            request.needs_characters,
+            request.parts,
+            given["detokenizer"],
+        )
+    settings = expand_settings(corpus, limit, request.settings, given)
+    planned = plan_settings(corpus, limit, settings, request.gives_list, request.has_words)
     measured = accepted(planned)
     if not model.gives_logits:  # nor the probability of what could follow a scored part
         measured = {s: replace(m, borders=[[]] * len(m.borders)) for s, m in measured.items()}
@@ -280,6 +295,7 @@ def make_plan(request: Request, models: Models, corpus: Corpus | None = None) ->
         measures += [m for m in words.measures() if m not in measures]
     return CallPlan(
         request=request,
+        corpus=corpus,
         planned=planned,
         measures=measures,
         words=words,
@@ -304,7 +320,9 @@ def plan_reference(
     parts = measurements[0].parts
     if parts is not None:
         parts = parts.as_read(measurements[0].texts, measurements[0].streams)
-    corpus = Corpus(models.reference.tokenizer, request.texts, with_offsets=True, parts=parts)
+    corpus = Corpus(
+        models.reference.tokenizer, request.texts, True, parts, request.given["detokenizer"]
+    )
     of_reference = list(
         accepted(plan_settings(corpus, limit, list(measured), keeps_refusals=False)).values()
     )
@@ -379,7 +397,12 @@ def score(session: Session, plan: CallPlan, models: Models) -> Scores:
         work, columns = session.score([model], measurements, measures, num_shown)
     else:
         work, columns, comparisons = score_pair(
-            session, (model, reference), measurements, plan.of_reference, measures, request.margin
+            session,
+            (model, reference),
+            measurements,
+            plan.of_reference,
+            measures,
+            request.given["margin"],
         )
     return Scores(models, work, columns, comparisons)
 
@@ -405,40 +428,42 @@ def prepare_models(session: Session, plan: CallPlan, models: Models) -> None:
 
 def report(plan: CallPlan, scores: Scores) -> dict:
     """Build the result of the call; see the metric's documentation."""
-    request, extras = plan.request, plan.request.extras
+    request, given = plan.request, plan.request.given
     with without_collecting():
         reports = make_reports(plan, scores)
         if request.gives_list:
-            measurements = list_reports(plan.planned, reports, extras)
+            measurements = list_reports(plan.planned, reports, given)
             first = next(entry for entry in measurements if "error" not in entry)
             together = {"num_forward_tokens": sum(scores.work.costs)}
             return first | together | {"measurements": measurements}
-        result = reports[0].result(extras)
-    if request.long_context.context_lengths is None:
+        result = reports[0].result(given)
+    if given["context_lengths"] is None:
         return result
     totals = total_contexts(reports, sum(scores.work.costs))
-    if extras.with_totals:
+    if given["return_totals"]:
         result["long_context_totals"] = totals
-    if totals.are_enough or not extras.with_totals:
+    if totals.are_enough or not given["return_totals"]:
         result |= totals.result()
     return result
 
 
 def make_reports(plan: CallPlan, scores: Scores) -> list[Report]:
     """Collect the scores of each measurement from the passes."""
-    request, work = plan.request, scores.work
+    request, work, corpus = plan.request, scores.work, plan.corpus
     return [
         Report(
             model=scores.models.model,
             measurement=measurement,
             scores=of_windows,
             cost=cost,
-            word_counts=request.word_counts,
-            text_digests=request.digests_as_read(measurement),
+            word_counts=corpus.count_words(measurement.plan.protocol),
+            text_digests=request.digests_as_read(
+                measurement, corpus.wordings(measurement.plan.protocol)
+            ),
             comparison=comparison,
             borders=of_borders,
             word_scoring=plan.words,
-            detokenizer=request.detokenizer,
+            detokenizer=corpus.name_detokenizer(measurement.plan.protocol),
             own_windows=own_windows,
         )
         for (measurement, of_windows, cost), of_borders, comparison, own_windows in zip(

@@ -14,8 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from .about import CITATION
 from .api import compute, compute_with
-from .argument_table import describe_arguments
-from .arguments import check_texts
+from .arguments import check_texts, describe_arguments
 from .engines.sources import ModelSource, OpenModels, check_model_source
 from .errors import ArgumentError
 from .models.interface import ScoredModel

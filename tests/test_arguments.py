@@ -7,7 +7,7 @@ import pytest
 from models import make_tokenizer, random_text
 
 from perplexity_sliding import compute
-from perplexity_sliding.argument_table import (
+from perplexity_sliding.arguments import (
     ARGUMENTS,
     REQUIRED,
     TOKEN_COLUMNS,

@@ -355,8 +355,6 @@ ARGUMENTS = [
     given_as("add_start_token", False, Tokens([TEXT_IDS], start="none")),
     given_as("protocol", None, Refused(ValueError, "`protocol` must be one of.*None")),
     given_as("protocol", ["slidin"], Refused(ValueError, r"`protocol` must be one of.*Did you mean 'sliding'")),
-    given_as("word_counts", [math.nan], Refused(TypeError, "`word_counts` must be a whole number")),
-    given_as("word_counts", [10**400], Refused(ValueError, "`word_counts` must be at most"), "word_counts=[10**400]"),
     given_as("callback", 3, Refused(TypeError, "`callback` must be callable, got 3")),
     given_as("checkpoint", "", Refused(TypeError, "`checkpoint` must be the path of a file, got ''")),
     given_as("checkpoint", 3, Refused(TypeError, "`checkpoint` must be the path of a file")),
@@ -382,10 +380,6 @@ ARGUMENTS = [
     given_as("protocol", "lmeval", Refused(ValueError, r"`protocol` must be one of sliding, .*fairseq, got 'lmeval'")),
     given_as("protocol", 3, Refused(ValueError, r"`protocol` must be one of .*, got 3")),
     given_as("callback", "print", Refused(TypeError, r"`callback` must be callable, got 'print'")),
-    given_as("word_counts", 3, Refused(TypeError, r"`word_counts` must be a list of whole numbers, got 3")),
-    given_as("word_counts", [1, 2], Refused(ValueError, r"`word_counts` must have one number per text, 1, got 2")),
-    given_as("word_counts", [0], Refused(ValueError, r"`word_counts` must be at least 1, got 0")),
-    given_as("word_counts", [1.5], Refused(TypeError, r"`word_counts` must be a whole number .*, got 1\.5")),
     given_as("device", "cpu", Refused(ValueError, r"`device` must be left out with `model`.*got 'cpu'")),
     given_as("dtype", "float16", Refused(ValueError, r"`dtype` must be left out with `model`.*got 'float16'")),
     given_as("model_kwargs", {"revision": "x"}, Refused(ValueError, r"`model_kwargs` must be left out with `model`")),
@@ -672,7 +666,7 @@ def test_any_text_is_scored_byte_by_byte_or_refused(shared_metric, texts, stride
 
 
 DRAWN = (
-    "batch_size", "max_length", "stride", "add_start_token", "protocol", "word_counts",
+    "batch_size", "max_length", "stride", "add_start_token", "protocol",
     "callback", "device", "dtype", "model_kwargs",
 )  # fmt: skip
 

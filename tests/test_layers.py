@@ -21,8 +21,7 @@ FLOORS = (
     {"models"},
     {"plan"},
     {"arguments", "layouts"},
-    {"argument_table"},
-    {"errors", "protocols", "digests", "about"},
+    {"errors", "protocols", "digests", "wikitext", "about"},
 )
 MOST_FILES = 52
 # Modules that say what a folder is.

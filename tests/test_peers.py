@@ -282,17 +282,16 @@ def test_sliding_is_stock_where_a_text_fits(compute, model, kind, add_start_toke
 @pytest.mark.parametrize("num_tokens", [2, 4, 8, 9, 10, 17, 50])
 def test_megatron(compute, model, tokenizer, num_tokens, overlap):
     """Fixed windows of L + 1 tokens every `overlap`, all but the first scoring their last ones."""
-    length, text = 8, random_text(num_tokens)
-    ids = encode(tokenizer, text)
+    length, text = 8, random_text(num_tokens) + " w5 @-@ w6"
+    ids = encode(tokenizer, PROTOCOLS["megatron"].detokenize(text))
     nlls = reference.window_nlls(model, ids, reference.megatron(len(ids), length, overlap))
     targets, total = len(ids) - 1, sum(nlls.values())
-    result = compute(
-        [text], model, tokenizer, "megatron", max_length=length, stride=overlap, word_counts=[5]
-    )
+    settings = {"max_length": length, "stride": overlap, "detokenizer": "wikitext"}
+    result = compute([text], model, tokenizer, "megatron", **settings)
     assert result["num_tokens"] == targets
     assert result["total_nll"] == close(total)
     assert result["perplexity"] == close(math.exp(min(20, total / targets)))
-    ratio = targets / (5 - 1)
+    ratio = targets / (num_tokens + 3 - 1)
     assert result["adjusted_perplexity"] == close(math.exp(min(20, total / targets * ratio)))
 
 

@@ -100,10 +100,9 @@ def test_lm_eval_on_wikitext(metric):
     """From EleutherAI/lm-evaluation-harness#833."""
     name = "EleutherAI/wikitext_document_level"
     pages = datasets.load_dataset(name, "wikitext-2-raw-v1", split="test")["page"]
-    protocol = metric.protocols["lm-eval"]
     result = metric.compute(
-        predictions=[protocol.detokenize(page) for page in pages],
-        word_counts=[protocol.count_words(page) for page in pages],
+        predictions=list(pages),
+        detokenizer="wikitext",
         model_id="NousResearch/Llama-2-7b-hf",
         protocol="lm-eval",
         tokenizer=AutoTokenizer.from_pretrained("NousResearch/Llama-2-7b-hf", add_bos_token=False),

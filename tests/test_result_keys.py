@@ -24,7 +24,7 @@ def results() -> list[dict]:
     other = {"model": make_model("gpt2", seed=1), "tokenizer": tokenizer}
     bytewise = {"model": make_model("gpt2", vocab_size=300), "tokenizer": make_byte_tokenizer()}
     calls = [
-        {"protocol": "llama.cpp", "max_length": 8, "word_counts": [40, 40], "return_totals": "texts", "return_token_scores": ["entropy", "top1"]},
+        {"protocol": "llama.cpp", "max_length": 8, "detokenizer": "wikitext", "return_totals": "texts", "return_token_scores": ["entropy", "top1"]},
         {"words": True, "contexts": "w3 w4 "},
         {"predictions": [CHAT], "tokenizer": of_chats, "return_token_scores": True},
         {"context_lengths": [4, 8], "return_totals": True},

@@ -178,12 +178,8 @@ def test_lm_evals_wikitext_task(measure, metric):
     row = metric.protocols["lm-eval"]
     prose = [row.detokenize(page) for page in WIKITEXT]
     assert prose == [wikitext_detokenizer({"page": page}) for page in WIKITEXT]
-    result = measure(
-        prose,
-        protocol="lm-eval",
-        word_counts=[row.count_words(page) for page in WIKITEXT],
-        return_token_scores=True,
-    )
+    result = measure(WIKITEXT, protocol="lm-eval", detokenizer="wikitext", return_token_scores=True)
+    assert result["texts_as_read"] == prose
     printed = [
         process_results({"page": page}, [-math.fsum(scores["nll"])])
         for page, scores in zip(WIKITEXT, result["token_scores"])

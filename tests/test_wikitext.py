@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from perplexity_sliding.finding import wikitext
+from perplexity_sliding import wikitext
 
 CASES = {
     "hyphen between words": (" a co @-@ star ", "a co-star"),

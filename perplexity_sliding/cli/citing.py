@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..about import CITATION
-from ..argument_table import is_address
+from ..arguments import is_address
 from ..digests import describe_probe
 from ..protocols import DEFAULT_PROTOCOL, PROTOCOLS
 from .comparing import AXES, SETTINGS, change_of, label, pvalue_of, scored_share

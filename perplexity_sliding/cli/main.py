@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 
-from ..argument_table import is_address
+from ..arguments import is_address
 from . import output, rows, stored
 from .comparing import AXES, label
 from .measuring import Report, load_metric, measure, merge

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from itertools import product
 
 from ..errors import wording_of
-from ..finding import wikitext
 from ..protocols import DEFAULT_PROTOCOL, PROTOCOLS
 from ..views import SHOWN, Reading, own_perplexities
 from .messages import Progress, in_options, list_some
@@ -493,23 +492,20 @@ class Scoring:
         if any(text.context is not None for text in texts):
             arguments["contexts"] = [text.context or "" for text in texts]
         sizes = [(0, 0)] * len(texts)
-        if self.args.detokenize:
-            if any(text.chat for text in texts):
-                raise ValueError("--detokenize must be left out with chats.")
-            tools_own = row.detokenize
-            wordings = [(tools_own or wikitext.detokenize)(text.text) for text in texts]
-            sizes = [(len(w.encode()), len(t.text.encode())) for w, t in zip(wordings, texts)]
-            arguments["word_counts"] = [row.count_words(text.text) for text in texts]
-            arguments["detokenizer"] = tools_own.__name__ if tools_own else "wikitext"
         if self.args.separator is not None:
             if any(text.chat for text in texts):
                 raise ValueError("--separator must be left out with chats.")
             wordings = [self.args.separator.join(wordings)]
-            if self.args.detokenize:
-                arguments["word_counts"] = [sum(arguments["word_counts"])]
-        result = self.compute(predictions=wordings, **arguments)
-        written = result.pop("chats_as_written", None)
-        return result, self.as_scored(texts, written or wordings), sizes
+        detokenizer = self.args.detokenize
+        result = self.compute(predictions=wordings, detokenizer=detokenizer, **arguments)
+        as_read = result.pop("texts_as_read", None)
+        for one in result.get("measurements", ()):
+            one.pop("texts_as_read", None)
+        if detokenizer and len(as_read) == len(texts):
+            begins = [len(text.context or "") for text in texts]
+            as_read = [read[begin:] for read, begin in zip(as_read, begins)]
+            sizes = [(len(w.encode()), len(t.text.encode())) for w, t in zip(as_read, texts)]
+        return result, self.as_scored(texts, as_read or wordings), sizes
 
     def for_showing(self) -> dict:
         """Return the metric's arguments for texts to show, until the limit is reached."""

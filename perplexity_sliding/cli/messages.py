@@ -11,7 +11,7 @@ from math import isnan
 from pathlib import Path
 from typing import TextIO
 
-from ..argument_table import ARGUMENTS, Flag
+from ..arguments import ARGUMENTS, Flag
 from ..errors import wording_of
 
 # Controls that move the cursor, change colours or reverse the direction of writing: all but tabs and
@@ -24,6 +24,7 @@ OTHER_NAMES = {
     "tokenizer": "--tokenizer",
     "model_id": "--model",
     "contexts": "--context-column",
+    "detokenizer": "--detokenize",
     "words": "--words",
     "figure": "--find",
     "reference['model_id']": "--reference",

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from ..about import VERSION
-from ..argument_table import ARGUMENTS
+from ..arguments import ARGUMENTS
 from ..protocols import PROTOCOLS
 from . import stored, values
 
@@ -58,14 +58,14 @@ def option(help: str, **settings) -> dict:
     return {"help": help} | settings
 
 
-def of_metric(*names: str) -> dict[str, dict]:
-    """Return the options of the metric's arguments, under the same names."""
+def of_metric(group: str) -> dict[str, dict]:
+    """Return the options of the metric's arguments in a group, under the same names."""
     found = {}
-    for name in names:
-        argument = ARGUMENTS[name]
-        found[name] = option(argument.option, **values.settings_of(argument.kind))
-        if argument.metavar is not None:
-            found[name]["metavar"] = argument.metavar
+    for name, argument in ARGUMENTS.items():
+        if argument.group == group:
+            found[name] = option(argument.option, **values.settings_of(argument.kind))
+            if argument.metavar is not None:
+                found[name]["metavar"] = argument.metavar
     return found
 
 
@@ -91,24 +91,23 @@ INPUT = {
     "encoding": option("of text files and CSV; default: UTF-8", metavar="NAME"),
     "detokenize": option("convert texts in WikiText's form to prose", choices=["wikitext"]),
 }
-MEASURE = of_metric("protocol", "max_length", "stride", "add_start_token", "boundary") | {
+MEASURE = of_metric("measure") | {
     "separator": option(
         r"join all texts with this string; \n is a newline", type=values.unescaped, metavar="TEXT"
     ),
     "context_separator": option(
         "between a context and its text, such as ' '", type=values.unescaped, metavar="TEXT"
     ),
-    **of_metric("context_lengths", "carry"),
 }
-MODEL = of_metric("model_id", "device", "dtype", "tokenizer", "model_kwargs")
+MODEL = of_metric("models")
 MODEL["model_id"]["action"] = "append"
-REFERENCE = of_metric("reference", "margin") | {
+REFERENCE = of_metric("reference") | {
     "reference_dtype": option("default: --dtype", metavar="NAME"),
     "reference_model_kwargs": option(
         "for the reference's from_pretrained", type=values.json_object, metavar="JSON"
     ),
 }
-RUN = of_metric("batch_size", "checkpoint", "distributed") | {
+RUN = of_metric("run") | {
     "part": option(
         "score every N-th text; write totals to -o FILE", type=values.part, metavar="K/N"
     ),
@@ -123,7 +122,7 @@ OUTPUT = {
     ),
     "tokens": option("write a row for every token, with its score", action="store_true"),
     "words": option("write a row for every word, with its surprisal", action="store_true"),
-    **of_metric("word_correction"),
+    **of_metric("words"),
     "num_alternatives": option(
         "add ranks and the N most likely tokens; implies --tokens", type=int, metavar="N"
     ),
@@ -280,8 +279,7 @@ def parse_arguments(argv: list[str], program: str = "score.py") -> argparse.Name
 
     The result has attributes beyond the options.  `compares` is True if several protocols, windows
     or strides were given; only then are these lists.  `format` is resolved.  `carries_columns` is
-    True if the output can have the other columns of a table.  `detokenizer` is that of a stored result
-    of prose.
+    True if the output can have the other columns of a table.
 
     Raises:
         ValueError: a bad command line.
@@ -294,7 +292,7 @@ def parse_arguments(argv: list[str], program: str = "score.py") -> argparse.Name
         close = difflib.get_close_matches(unknown[0].partition("=")[0], known, n=1)
         hint = f" (did you mean {close[0]}?)" if close and unknown[0].startswith("-") else ""
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
-    args.argv, args.detokenizer = argv, None
+    args.argv = argv
     args.stored = stored.read_result(args.verify) if args.verify else None
     if args.stored:
         stored.take_options(args.stored, args, STORED)
@@ -434,7 +432,8 @@ def check_together(args: argparse.Namespace) -> None:
         "--tokens, --words, --context-lengths, --show or --html and several models": args.models[1:]
         and (args.unit or args.context_lengths or shows),
         "--words or --columns and --reference": args.reference and (args.words or args.columns),
-        "--words-column and --detokenize": args.words_column and args.detokenize,
+        "--detokenize and --words-column or --context-separator": args.detokenize
+        and (args.words_column or args.context_separator is not None),
         "--separator and --words or --context-column": args.separator is not None
         and (args.words or args.context_column),
         "--columns and --tokens, --words or a --format that has all columns": args.columns

@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
-from ..argument_table import is_address
+from ..arguments import is_address
 from ..digests import probe_tolerance
 
 # Fields that identify a result, and are always printed.

@@ -4,7 +4,7 @@ import argparse
 import json
 import re
 
-from ..argument_table import Anything, Choice, Flag, Kind, Share, WholeNumber, WholeNumbers
+from ..arguments import Anything, Choice, Flag, Kind, Share, WholeNumber, WholeNumbers
 
 # Keys of JSON objects whose values are not published.
 SECRET = re.compile(r"token\b|key|auth|password|secret|header|proxies", re.IGNORECASE)

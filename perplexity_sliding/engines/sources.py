@@ -14,8 +14,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import is_peft_available
 
-from ..argument_table import is_address
-from ..arguments import WITHOUT_ADAPTER
+from ..arguments import WITHOUT_ADAPTER, is_address
 from ..errors import ArgumentError, ArgumentTypeError, Wording
 from ..models.identity import check_tokenizer
 from ..models.interface import Batch, EngineModel, LogitBlocks, Prefix, ScoredModel

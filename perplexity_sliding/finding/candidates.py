@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ..api import Models, check, make_plan, open_session, report
 from ..api import score as score_texts
-from ..arguments import Setting, check_setting
+from ..arguments import Setting
 from ..engines.sources import in_use_together
 from ..errors import ArgumentError
 from ..layouts import LAYOUTS, arrange, is_wikitext
@@ -22,7 +22,7 @@ from ..plan.settings import Corpus, plan_settings
 from ..plan.windows import count_inputs, merge_windows
 from ..protocols import PROTOCOLS, Protocol
 from ..scoring.distributed import Processes
-from . import Figure, wikitext
+from . import Figure
 
 FIELDS = ("protocol", "max_length", "stride", "add_start_token", "layout", "average")
 OVERLAPS = (1, 2, 8)  # bounds of the windows per token, which separate passes by cost
@@ -85,17 +85,17 @@ class Scorer:
         self.model = request.source.open()
         with in_use_together([self.model]):
             self.model.check()
-        self._corpora: dict[tuple[str, ...], Corpus] = {}
+        self._corpora: dict[tuple, Corpus] = {}
 
-    def corpus(self, texts: list[str]) -> Corpus:
+    def corpus(self, texts: list[str], detokenizer: str | None = None) -> Corpus:
         """Return the texts with their tokens, which all settings share."""
-        corpus = Corpus(self.model.tokenizer, texts, with_offsets=False)
-        return self._corpora.setdefault(tuple(texts), corpus)
+        corpus = Corpus(self.model.tokenizer, texts, False, detokenizer=detokenizer)
+        return self._corpora.setdefault((detokenizer, *texts), corpus)
 
-    def plan(self, texts: list[str], settings: Iterable[Setting]) -> dict[Setting, Measurement]:
+    def plan(self, corpus: Corpus, settings: Iterable[Setting]) -> dict[Setting, Measurement]:
         """Plan the settings that the texts and the model allow."""
         try:
-            planned = plan_settings(self.corpus(texts), self.model.limit, list(settings), True)
+            planned = plan_settings(corpus, self.model.limit, list(settings), True)
         except ValueError:  # all are refused
             return {}
         return {s: m for s, m in planned.items() if isinstance(m, Measurement)}
@@ -110,14 +110,17 @@ class Scorer:
                 planned += measurement.plan.over(number, windows)
         return count_inputs(merge_windows(planned, self.model.prefixes_agree)[0])
 
-    def score(self, texts: list[str], settings: Iterable[Setting], **others: object) -> list[dict]:
+    def score(
+        self, corpus: Corpus, settings: Iterable[Setting], callback: Callable | None
+    ) -> list[dict]:
         """Return the result of each setting."""
-        request = check(self.processes, {"predictions": texts, **self.arguments, **others})
+        given = {"detokenizer": corpus.detokenizer, "callback": callback}
+        request = check(self.processes, {"predictions": corpus.texts, **self.arguments, **given})
         request = replace(request, settings=list(settings), gives_list=True)
         with open_session(request, self.processes) as session:
             with in_use_together([self.model]):
                 models = Models(self.model)
-                plan = make_plan(request, models, self.corpus(texts))
+                plan = make_plan(request, models, corpus)
                 scores = score_texts(session, plan, models)
             return report(plan, scores)["measurements"]
 
@@ -154,13 +157,9 @@ class Step:
         """Plain steps precede others, and each the weight of its settings per token."""
         return self.is_plain, sum(self.settings.values()) / max(1, self.num_tokens)
 
-    def read(self, texts: list[str], protocol: Protocol) -> tuple[list[str], list[str]]:
-        """Return texts in the step's layout, as they are scored and as they are counted."""
-        originals = arrange(texts, self.layout)
-        if not self.detokenizes:
-            return originals, originals
-        detokenize = protocol.detokenize or wikitext.detokenize
-        return [detokenize(text) for text in originals], originals
+    def read(self, scorer: Scorer, texts: list[str]) -> Corpus:
+        """Return texts in the step's layout."""
+        return scorer.corpus(arrange(texts, self.layout), "wikitext" if self.detokenizes else None)
 
 
 def list_steps(cases: list[Case]) -> list[Step]:
@@ -212,9 +211,9 @@ def split(cases: list[Case], step: Step, protocols: list[Protocol], usual: float
     choices = list_choices(protocols, min(limits, default=None))
     planned = []
     for case in cases:
-        texts, originals = step.read(case.texts, protocols[0])
-        is_new = texts != originals or not step.detokenizes
-        planned.append(case.scorer.plan(texts, choices) if is_new else {})
+        corpus = step.read(case.scorer, case.texts)
+        is_new = corpus.wordings(protocols[0]) != corpus.texts or not step.detokenizes
+        planned.append(case.scorer.plan(corpus, choices) if is_new else {})
     groups: dict[tuple, dict[Setting, float]] = {}
     seen = set()
     for setting in choices:
@@ -256,7 +255,7 @@ def list_choices(protocols: list[Protocol], limit: int | None) -> list[Setting]:
                 for stride in strides:
                     setting = Setting(protocol, window, stride, start)
                     with suppress(ValueError):  # the tool has no such setting
-                        check_setting(setting)
+                        setting.check()
                         choices.append(setting)
     return sorted(choices, key=lambda s: (s.max_length or 0, s.stride or 0))
 
@@ -273,16 +272,13 @@ def score_step(
         corpora: the texts of each case, or a sample of them.
     """
     protocol, results = next(iter(step.settings)).protocol, []
-    for case, corpus in zip(cases, corpora):
-        texts, originals = step.read(corpus, protocol)
+    for case, texts in zip(cases, corpora):
+        corpus = step.read(case.scorer, texts)
+        results.append(case.scorer.score(corpus, step.settings, callback))
         if not step.detokenizes:
-            results.append(case.scorer.score(texts, step.settings, callback=callback))
             continue
-        words = [protocol.count_words(text) for text in originals]
-        named = protocol.detokenize.__name__ if protocol.detokenize else "wikitext"
-        given = {"callback": callback, "word_counts": words, "detokenizer": named}
-        results.append(case.scorer.score(texts, step.settings, **given))
-        sizes = [sum(len(text.encode("utf-8")) for text in own) for own in (texts, originals)]
+        own = (corpus.wordings(protocol), corpus.texts)
+        sizes = [sum(len(text.encode("utf-8")) for text in of) for of in own]
         for result in results[-1]:
             per_byte = result.pop("bits_per_byte")  # of the prose, which no tool reports
             del result["bits_per_character"]

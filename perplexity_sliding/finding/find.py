@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from ..argument_table import check_whole_number
+from ..arguments import check_whole_number
 from ..errors import ArgumentError, ArgumentTypeError
 from ..protocols import PROTOCOLS
 from ..scoring.runner import Progress
@@ -238,9 +238,9 @@ class Search:
         Returns:
             an entry for each setting and average.
         """
-        protocol, cost = next(iter(step.settings)).protocol, 0
-        for case, corpus in zip(self.cases, corpora):
-            planned = case.scorer.plan(step.read(corpus, protocol)[0], step.settings)
+        cost = 0
+        for case, texts in zip(self.cases, corpora):
+            planned = case.scorer.plan(step.read(case.scorer, texts), step.settings)
             if len(planned) < len(step.settings):
                 return {}
             cost += case.scorer.cost(planned.values())

@@ -10,6 +10,7 @@ from itertools import chain
 
 import numpy as np
 
+from ..arguments import Setting
 from .parts import Parts
 from .tokenization import TokenizedText
 from .windows import Plan, Window
@@ -23,6 +24,7 @@ class Measurement:
     """One protocol, window and stride over the texts.
 
     Attributes:
+        setting: the settings as given, see `plan` for those used.
         texts: the texts as scored, separate or joined.
         streams: the tokens of the texts.
         windows: the windows over each stream.
@@ -31,6 +33,7 @@ class Measurement:
         members: the texts of each stream, if those of several texts are joined token by token; else None.
     """
 
+    setting: Setting
     plan: Plan
     texts: list[str]
     streams: list[TokenizedText]
@@ -38,6 +41,10 @@ class Measurement:
     borders: list[list[Window]]
     parts: Parts | None = None
     members: list[list[str]] | None = None
+
+    def nll_of(self, columns: Columns) -> np.ndarray:
+        """Return the nlls of a window's targets that all sums and averages are taken over (R,), in nats."""
+        return columns["nll"]
 
     @cached_property
     def longest_pass(self) -> int:
@@ -83,6 +90,7 @@ class Measurement:
             "start": plan.start if plan.start_id is None else f"{plan.start}({plan.start_id})",
             "join": join if join in (None, "tokens") else repr(join),
             **({} if self.parts is None else self.parts.fields()),
+            **self.setting.signed(),
         }
 
 
@@ -109,7 +117,7 @@ def nlls_by_token(
     """
     of_texts = [np.full(len(stream), np.nan) for stream in measurement.streams]
     for windows, columns_of, nlls in zip(measurement.windows, scores, of_texts):
-        scatter_to_tokens(windows, [columns["nll"] for columns in columns_of], nlls)
+        scatter_to_tokens(windows, list(map(measurement.nll_of, columns_of)), nlls)
     return of_texts
 
 

@@ -7,9 +7,10 @@ from itertools import islice
 
 from transformers import PreTrainedTokenizerBase
 
-from ..arguments import Setting, check_setting, check_stride
+from ..arguments import Setting, check_stride
 from ..errors import ArgumentError, TextsError, Wording
 from ..protocols import Protocol, Start
+from ..wikitext import DETOKENIZERS
 from .measurement import Measurement
 from .parts import Parts, border_windows, read_parts, windows_of_part
 from .tokenization import (
@@ -34,6 +35,7 @@ class Corpus:
     Args:
         with_offsets: keep the characters of each token, if the tokenizer returns offsets.
         parts: the scored parts of the texts; None for whole texts.
+        detokenizer: the conversion of the texts before they are read; see `compute`.
     """
 
     def __init__(
@@ -42,13 +44,40 @@ class Corpus:
         texts: list[str],
         with_offsets: bool,
         parts: Parts | None = None,
+        detokenizer: str | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.texts = texts
+        self.detokenizer = detokenizer
         self.with_offsets = with_offsets
         self.parts = None if parts is None else parts.formatted_by(tokenizer)
         self._readings: dict[tuple, tuple[list[str], list[TokenizedText]]] = {}
         self._streams: dict[tuple, list[TokenizedText]] = {}
+        self._wordings: dict[Callable, list[str]] = {}
+
+    def detokenize_for(self, protocol: Protocol) -> Callable[[str], str] | None:
+        """Return the conversion of the texts, by the rules of the protocol's tool if it has any."""
+        if self.detokenizer is None:
+            return None
+        return protocol.detokenize or DETOKENIZERS[self.detokenizer]
+
+    def name_detokenizer(self, protocol: Protocol) -> str | None:
+        """Return the name of that conversion in the signature: the tool's function, or ours."""
+        own = protocol.detokenize
+        return own.__name__ if own and self.detokenizer else self.detokenizer
+
+    def wordings(self, protocol: Protocol) -> list[str]:
+        """Return the texts as the protocol reads them: detokenized, if that is asked for."""
+        convert = self.detokenize_for(protocol)
+        if convert is None:
+            return self.texts
+        if convert not in self._wordings:
+            self._wordings[convert] = list(map(convert, self.texts))
+        return self._wordings[convert]
+
+    def count_words(self, protocol: Protocol) -> list[int] | None:
+        """Count the words of the texts before they are detokenized; None if they are not."""
+        return None if self.detokenizer is None else list(map(protocol.count_words, self.texts))
 
     def read(
         self, protocol: Protocol, with_offsets: bool = False
@@ -56,13 +85,8 @@ class Corpus:
         """Return the texts, or the joined text, and their tokens."""
         length = (max if protocol.join is None else sum)(map(len, self.texts))
         with_offsets = with_offsets or self.with_offsets or length >= LONG_TEXT
-        key = (
-            protocol.encoding,
-            protocol.texts_joined,
-            protocol.pairs,
-            protocol.join,
-            with_offsets,
-        )
+        reading = (protocol.encoding, protocol.texts_joined, protocol.pairs, protocol.join)
+        key = (*reading, self.detokenize_for(protocol), with_offsets)
         if key not in self._readings:
             self._readings[key] = self._read(protocol, with_offsets)
         return self._readings[key]
@@ -70,7 +94,7 @@ class Corpus:
     def _read(
         self, protocol: Protocol, with_offsets: bool
     ) -> tuple[list[str], list[TokenizedText]]:
-        texts = self.texts
+        texts = self.wordings(protocol)
         if self.parts is not None:
             return read_parts(self.parts, self.tokenizer, texts, protocol)
         members = self.members(protocol)
@@ -90,7 +114,7 @@ class Corpus:
         """Return the texts of each stream if their tokens are joined; see `Measurement`."""
         if self.parts is not None or protocol.join != "tokens":
             return None
-        texts, at_once = self.texts, protocol.texts_joined or len(self.texts)
+        texts, at_once = self.wordings(protocol), protocol.texts_joined or len(self.texts)
         return [texts[first : first + at_once] for first in range(0, len(texts), at_once)]
 
 
@@ -130,7 +154,9 @@ def plan_measurement(
     check_readable(limit, plan, windows)
     borders = [border_windows(plan, stream) if with_borders else [] for stream in streams]
     members = corpus.members(protocol)
-    measurement = Measurement(plan, texts, streams, windows, borders, corpus.parts, members)
+    measurement = Measurement(
+        setting, plan, texts, streams, windows, borders, corpus.parts, members
+    )
     check_scorable(measurement)
     return measurement
 
@@ -189,7 +215,7 @@ def plan_settings(
     planned: dict[Setting, Measurement | ValueError] = {}
     for setting in settings:
         try:
-            check_setting(setting)
+            setting.check()
             check_parts_setting(setting.protocol, corpus.parts)
             if with_borders:
                 check_words_setting(setting)

@@ -10,12 +10,13 @@ as the longest::
 Nlls are in nats.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from ..arguments import LongContext, Setting
+from ..arguments import Setting
 from ..errors import ArgumentError
 from ..plan.measurement import contexts_by_token, nlls_by_token
 from ..plan.settings import Corpus, plan_measurement
@@ -29,15 +30,18 @@ MOST_HALVINGS = 3
 
 
 def expand_settings(
-    corpus: Corpus, limit: ContextLimit, settings: list[Setting], long_context: LongContext
+    corpus: Corpus, limit: ContextLimit, settings: list[Setting], given: Mapping[str, Any]
 ) -> list[Setting]:
     """List the settings to measure: one for each length of context, the longest first, one stride.
+
+    Args:
+        given: the arguments of the call.
 
     Raises:
         ValueError: as when the longest is measured.
     """
-    setting, context_lengths = settings[0], long_context.context_lengths
-    if long_context.carry and setting.max_length is None and limit.length is None:
+    setting, context_lengths = settings[0], given["context_lengths"]
+    if given["carry"] and setting.max_length is None and limit.length is None:
         return [replace(setting, max_length=UNLIMITED_WINDOW)]  # a carried state has no limit
     if context_lengths is None:
         return settings
@@ -48,8 +52,8 @@ def expand_settings(
         longest_text = max(len(stream) for stream in planned.streams)
         longest = max(2, min(planned.plan.max_length, longest_text))
         context_lengths = doubling_lengths(longest, setting.stride)
-    stride = setting.stride or max(1, min(context_lengths) // 2)
-    lengths = sorted(set(context_lengths), reverse=True)
+    lengths = sorted({int(length) for length in context_lengths}, reverse=True)
+    stride = setting.stride or max(1, lengths[-1] // 2)
     setting = replace(setting, stride=stride, window_argument=argument)
     return [replace(setting, max_length=length) for length in lengths]
 

@@ -110,7 +110,9 @@ class TokenComparison:
             report.model.tokenizer, measurement, scores, worst_tokens(scores, WORST_TOKENS)
         )
         if self.rounded is not None:
-            rounded = np.concatenate([w["nll"] for of_text in self.rounded for w in of_text])
+            rounded = np.concatenate(
+                [measurement.nll_of(w) for of_text in self.rounded for w in of_text]
+            )
             rounding = rounded.astype(np.float64) - scores["reference_nll"]
             identity = judge_sameness(scores.differences, rounding)
             result |= {"summary": identity["summary"], "identity": identity}
@@ -125,7 +127,14 @@ def pair_scores(measurement: Measurement, scores: list[list[Columns]]) -> Paired
     positions = np.concatenate([np.arange(window.first, window.end) for window in windows])
     lengths = [len(stream) for stream in measurement.streams]
     ids = np.concatenate([stream.ids for stream in measurement.streams])
-    columns = [columns for of_text in scores for columns in of_text]
+    columns = [
+        {
+            name: measurement.nll_of({"nll": of}) if name in ("nll", "reference_nll") else of
+            for name, of in own.items()
+        }
+        for of_text in scores
+        for own in of_text
+    ]
     return PairedScores(
         lengths,
         texts,

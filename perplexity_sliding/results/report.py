@@ -1,9 +1,9 @@
 """From the scores of windows to the result of a call."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -27,14 +27,6 @@ WINDOW_KEYS = ("begin", "first", "end", "start_token")
 REFERENCE_COLUMNS = ("reference_nll", "kl", "top", "reference_top")
 
 
-class Extras(NamedTuple):
-    """Optional parts of a result: token scores, totals, totals of each text."""
-
-    with_tokens: bool
-    with_totals: bool
-    with_text_totals: bool = False
-
-
 class Comparison(Protocol):
     """A comparison of a measurement with that of a second model."""
 
@@ -52,10 +44,10 @@ class Report:
         borders: scores of the windows after the scored parts of each text.
         cost: tokens that the measurement alone reads.
         comparison: comparison with a second model, if any.
-        word_counts: the caller's word counts of each text, or None.
+        word_counts: words of each text before it was detokenized, by its tool's count; None if it was not.
         text_digests: digest of each given text; for a chat, of its formatted text.
         word_scoring: scoring of words; None if they are not scored.
-        detokenizer: name of the detokenizer, as given by the caller.
+        detokenizer: name of the conversion of the texts, if any.
         own_windows: the window of the model alone, and of its reference if any; None if unlimited.
     """
 
@@ -79,7 +71,12 @@ class Report:
     @cached_property
     def texts(self) -> list[TextScores]:
         """Scores and sizes of each text."""
-        return text_scores(self.measurement, self.scores, self.word_counts)
+        return text_scores(self.measurement, self.nlls, self.word_counts)
+
+    @cached_property
+    def nlls(self) -> list[list[np.ndarray]]:
+        """The nlls of each window of each text that enter the sums, see `Measurement.nll_of`."""
+        return [list(map(self.measurement.nll_of, of_text)) for of_text in self.scores]
 
     @cached_property
     def totals(self) -> Totals:
@@ -151,25 +148,30 @@ class Report:
             for of_text in zip(measurement.streams, measurement.windows, self.scores)
         ]
 
-    def result(self, extras: Extras) -> dict:
-        """Build the result of a call; see the metric's documentation."""
-        result = self.totals.result()
-        if extras.with_totals:
+    def result(self, given: Mapping[str, Any]) -> dict:
+        """Build the result of a call; see the metric's documentation.
+
+        Args:
+            given: the arguments of the call.
+        """
+        result, with_tokens = self.totals.result(), given["return_token_scores"] is not False
+        if given["return_totals"]:
             result["totals"] = self.totals
-        if extras.with_text_totals:
+        if given["return_totals"] == "texts":
             result["text_totals"] = self.totals_of_texts()
         if self.word_scoring is not None:
             result["word_scores"] = self.word_scoring.of_measurement(
                 self.measurement, self.scores, self.borders
             )
         parts = self.measurement.parts
-        has_offsets = extras.with_tokens or self.word_scoring is not None
-        if has_offsets and parts is not None and parts.chats is not None:
-            result["chats_as_written"] = list(self.measurement.texts)
-        if extras.with_tokens:
+        has_offsets = with_tokens or self.word_scoring is not None
+        is_of_chats = has_offsets and parts is not None and parts.chats is not None
+        if is_of_chats or self.detokenizer is not None:
+            result["texts_as_read"] = list(self.measurement.texts)
+        if with_tokens:
             result["token_scores"] = self.token_scores()
         if self.comparison is not None:
-            result |= self.comparison.results(self, extras.with_tokens)
+            result |= self.comparison.results(self, with_tokens)
             names = ("own_window", "reference_own_window")
             result["comparison"] |= zip(names, self.own_windows)
             result["comparison"]["window_is_cut"] = self.window_is_cut
@@ -177,7 +179,9 @@ class Report:
 
 
 def list_reports(
-    planned: dict[Setting, Measurement | ValueError], reports: Sequence[Report], extras: Extras
+    planned: dict[Setting, Measurement | ValueError],
+    reports: Sequence[Report],
+    given: Mapping[str, Any],
 ) -> list[dict]:
     """List an entry for each setting, in order: its result, or its error.
 
@@ -190,7 +194,7 @@ def list_reports(
             entries.append(setting.describe() | {"error": wording_of(outcome)})
             continue
         report = next(waiting)
-        entry = report.result(extras)
+        entry = report.result(given)
         if report is not reports[0]:
             entry["ratio_to_first"] = ratio_of_perplexities(report.totals, reports[0].totals)
         entries.append(entry)
@@ -198,9 +202,9 @@ def list_reports(
 
 
 def text_scores(
-    measurement: Measurement, scores: list[list[Columns]], word_counts: list[int] | None
+    measurement: Measurement, nlls: list[list[np.ndarray]], word_counts: list[int] | None
 ) -> list[TextScores]:
-    """Combine the scores of texts, or of their scored parts, with their sizes."""
+    """Combine the nlls of texts, or of their scored parts, with their sizes."""
     is_weighted = measurement.plan.protocol.aggregate == "guide weights"
     bodies = [
         text[stream.begin :] if stream.part is None else stream.part.of(text)
@@ -208,7 +212,7 @@ def text_scores(
     ]
     return [
         TextScores(
-            window_nlls=[columns["nll"] for columns in of_text],
+            window_nlls=of_text,
             first_targets=[window.first for window in windows],
             guide_weights=guide_weights(windows) if is_weighted else [],
             stream_length=len(stream),
@@ -220,7 +224,7 @@ def text_scores(
         )
         for text, body, stream, windows, of_text, count in zip(
             *(measurement.texts, bodies, measurement.streams, measurement.windows),
-            *(scores, words_of(measurement, bodies, word_counts)),
+            *(nlls, words_of(measurement, bodies, word_counts)),
         )
     ]
 
@@ -247,11 +251,11 @@ def words_of(
 
 
 def scored_units(
-    text: str, stream: TokenizedText, windows: list[Window], scores: list[Columns]
+    text: str, stream: TokenizedText, windows: list[Window], nlls: list[np.ndarray]
 ) -> dict[str, Any]:
     """Count tokens; measure the scored part of a text if offsets are known."""
     if stream.part is not None:
-        return units_of_part(text, stream, stream.part, windows, scores)
+        return units_of_part(text, stream, stream.part, windows, nlls)
     # those of the text, without added special tokens unless they are scored
     all_scored = unite((window.first, window.end) for window in windows) == ((0, len(stream)),)
     units = {"num_tokens": len(stream) - (0 if all_scored else int(stream.added.sum()))}
@@ -263,9 +267,9 @@ def scored_units(
     if scored.sum() < num_scored(windows):  # some of them several times
         return units
     num_bytes, num_characters = measure_span(text, stream, scored)
-    nlls = np.concatenate([columns["nll"] for columns in scores])
+    own = np.concatenate(nlls)[~stream.added[scored]]
     return units | {
-        "scored_nll": float(nlls[~stream.added[scored]].sum(dtype=np.float64)),
+        "scored_nll": float(own.sum(dtype=np.float64)),
         "scored_bytes": num_bytes,
         "scored_characters": num_characters,
     }
@@ -276,7 +280,7 @@ def units_of_part(
     stream: TokenizedText,
     part: ScoredPart,
     windows: list[Window],
-    scores: list[Columns],
+    nlls: list[np.ndarray],
 ) -> dict[str, Any]:
     """Count the tokens of a scored part; measure it without those that nothing precedes, if offsets are known."""
     units = {"num_tokens": part.num_targets, "num_context": len(stream) - part.num_targets}
@@ -295,7 +299,7 @@ def units_of_part(
     )
     body = part.of(text)
     return units | {
-        "scored_nll": float(sum(columns["nll"].sum(dtype=np.float64) for columns in scores)),
+        "scored_nll": float(sum(of_window.sum(dtype=np.float64) for of_window in nlls)),
         "scored_bytes": len(body.encode("utf-8")) - len(left_out.encode("utf-8")),
         "scored_characters": len(body) - len(left_out),
     }

@@ -389,7 +389,8 @@ class Session:
             nonlocal done, nll_sum, num_scored
             done += sum(work.costs[number] for number in numbers)
             here = [number for number in numbers if number in scores]
-            nlls = [scores[number]["nll"][part] for number in here for part in work.shown[number]]
+            nll_of = work.measurements[0].nll_of
+            nlls = [nll_of(scores[number])[part] for number in here for part in work.shown[number]]
             if nlls:
                 together = np.concatenate(nlls)
                 nll_sum += float(together.sum(dtype=np.float64))

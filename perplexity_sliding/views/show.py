@@ -94,8 +94,8 @@ def texts_as_read(
     """
     texts = [texts] if isinstance(texts, str) else list(texts)
     wholes = texts
-    if "chats_as_written" in results:
-        wholes = results["chats_as_written"]
+    if "texts_as_read" in results:
+        wholes = results["texts_as_read"]
     elif contexts is not None:
         before = [contexts] * len(texts) if isinstance(contexts, str) else contexts
         wholes = [context + text for context, text in zip(before, texts)]

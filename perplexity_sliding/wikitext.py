@@ -148,3 +148,7 @@ def _write(tokens: list[str]) -> str:
     if len(tokens) == 1:
         return tokens[0]
     return "".join(token[1] if re.fullmatch("@[-,.]@", token) else token for token in tokens)
+
+
+# Conversions of texts to prose, by the name that `detokenizer` takes.
+DETOKENIZERS = {"wikitext": detokenize}
