@@ -1,4 +1,4 @@
-"""Write the README's table of protocols from the rows of protocols.py.
+"""Write the table of docs/protocols.md from the rows of protocols.py.
 
     python docs/protocol_table.py
 
@@ -88,7 +88,7 @@ def main() -> None:
     sys.path.insert(0, str(ROOT))
     from perplexity_sliding.protocols import PROTOCOLS
 
-    page = ROOT / "README.md"
+    page = ROOT / "docs" / "protocols.md"
     table = protocol_table(PROTOCOLS.values())
     page.write_text(replace_table(page.read_text("utf-8"), table), "utf-8")
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from snippets import PAGES, ROOT, Block, NotInstalled, parse, printed_by, run_in_shell, same
+from snippets import PAGES, ROOT, Block, parse, printed_by, run_in_shell, same
 
 CARD = ROOT / "demo_model" / "README.md"
 TABLE = re.compile(r"^<!-- table of: (?P<command>.+?) -->\n(?P<table>(?:\|.*\n)+)", re.MULTILINE)
@@ -98,8 +98,8 @@ def renew_page(page: Path, reasons: frozenset[str] = frozenset()) -> list[str]:
             if printed is None or same(block.output, printed):
                 continue
             new = renewed(block.output, printed)
-        except (NotInstalled, NotRenewed) as error:
-            print(f"NOT renewed: {place}: {error}")
+        except Exception as error:  # the others are still to be renewed
+            print(f"NOT renewed: {place}: {error!r}", flush=True)
             continue
         page.write_text(with_output(page.read_text("utf-8"), block, new), "utf-8")
         written.append(place)

@@ -63,8 +63,8 @@ def test_passage_costs_as_much_again_once_the_first_time_is_out_of_the_window(re
 
 def test_third_cat_that_sat_is_expected(read):
     text = "The cat sat on the mat. The cat sat on the mat. The cat sat on the mat."
-    first, _, third = nats_of_each(text, "sat", read([text])["token_scores"][0])
-    assert third < 0.3 * first
+    *_, third = nats_of_each(text, "sat", read([text])["token_scores"][0])
+    assert third < 1
 
 
 @pytest.mark.parametrize("surname", ["Quirk", "Brandlewick", "Ombersley", "Vexley", "Tharkov"])

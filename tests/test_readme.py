@@ -48,7 +48,7 @@ def test_the_readme_has_snippets_of_both_kinds():
 
 
 def test_the_table_of_protocols_is_that_of_the_rows():
-    page = README.read_text("utf-8")
+    page = (ROOT / "docs" / "protocols.md").read_text("utf-8")
     table = protocol_table(PROTOCOLS.values())
     assert replace_table(page, table) == page, "run: python docs/protocol_table.py"
     assert table.count("\n") == len(PROTOCOLS) + 2
