@@ -94,7 +94,7 @@ REFUSED = {
     "no such encoding": (["--encoding=utf-9"], "is not UTF-9 text: unknown encoding"),
     "files and dataset": (["--dataset=a:b:c:d"], "FILE and --dataset cannot be combined"),
     "tokens of a comparison": (["--stride=4,2", "--tokens"], COMPARED),
-    "plot of nothing": (["--plot=a.png"], "--plot requires several protocols, windows or strides"),
+    "plot of nothing": (["--plot=a.png"], "--plot requires several protocols, windows"),
     "plot of no kind": (["--protocol=all", "--plot=a.doc"], "--plot must end in one of"),
     "output nowhere": (["--output=nowhere/a.csv"], "--output must be in an existing folder"),
     "output of no kind": (["--output=a.xyz"], "--output must end in one of .txt, .json"),
@@ -111,6 +111,7 @@ REFUSED = {
     "part of a part": (["--part=3/2"], "must be the number of a part and the number of parts"),
     "settings of --find": (["--find=9.1", "--stride=4"], "--find cannot be combined with --stride"),
     "no figure": (["--find=few"], "--find must be a number such as '29.41'"),
+    "a pipe of several": (["-", "--distributed"], "that every process of torchrun can read"),
     "text kept nowhere": (["--keep-text"], "--keep-text requires --format jsonl, csv"),
 }
 
@@ -257,7 +258,7 @@ def test_a_terminated_run_says_how_to_go_on_and_goes_on(call, monkeypatch):
     argv = ["a.txt", "--checkpoint=run.sqlite"]
     early = call(*argv, "--batch-size=1")
     assert (early.code, early.out) == (143, "")
-    assert "interrupted before anything was stored in run.sqlite" in early.err
+    assert "interrupted. Nothing was stored in run.sqlite yet." in early.err
     assert "Run the same command again to resume from run.sqlite." in call(*argv).err
     assert signal.getsignal(signal.SIGTERM) == before
     monkeypatch.setattr(main, "measure", plain)
@@ -276,23 +277,12 @@ def test_a_thread_may_run_it(call):
 # ---- streams
 
 
-class OutStream(io.TextIOBase):
-    """What a notebook has in the place of standard output: it cannot be configured."""
-
-    def __init__(self):
-        self.written = []
-
-    def write(self, text: str) -> int:
-        self.written.append(text)
-        return len(text)
-
-
 def test_it_runs_in_a_notebook(monkeypatch, tiny):
-    stream = OutStream()
-    monkeypatch.setattr(sys, "stdout", stream)
+    """Where standard output cannot be configured."""
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
     monkeypatch.setattr(sys, "argv", ["score.py", "a.txt", f"--model={tiny}", "--show", "--quiet"])
     assert cli.start() == 0
-    assert "perplexity" in "".join(stream.written)
+    assert "perplexity" in sys.stdout.getvalue()
 
 
 def broken_pipe():
@@ -363,24 +353,6 @@ def test_a_file_that_cannot_be_written_costs_no_other_and_no_former_one(call):
 
 
 # ---- progress
-
-
-@pytest.mark.parametrize(("rank", "prints"), [("0", True), ("1", False)])
-def test_only_the_first_process_of_a_torchrun_prints(call, monkeypatch, rank, prints):
-    monkeypatch.setenv("RANK", rank)
-    plain = main.measure
-    monkeypatch.setattr(
-        main, "measure", lambda m, t, args, p: plain(m, t, vars_without(args, "distributed"), p)
-    )
-    outcome = call("a.txt", "--distributed")
-    assert (outcome.code, bool(outcome.out)) == (0, prints)
-    refused = call("-", "--distributed")
-    assert refused.code == 2 and "that every process of torchrun can read" in refused.err
-
-
-def vars_without(args, name: str):
-    """Return the arguments as one process alone has them."""
-    return type(args)(**vars(args) | {name: None})
 
 
 def test_a_log_has_a_line_a_minute_with_the_time_left(capsys):

@@ -15,9 +15,6 @@ import pyarrow.parquet
 import pytest
 from models import random_text
 
-from perplexity_sliding.cli import reading
-from perplexity_sliding.cli.options import parse_arguments
-
 TEXTS = [random_text(length, seed=length) for length in (20, 40, 6)]
 
 
@@ -139,16 +136,6 @@ def test_encodings(call, encoding, name):
     named = () if encoding in ("utf-8-sig", "utf-16", "utf-32") else (f"--encoding={encoding}",)
     other = call(name, *named, "--json").json["corpus"]
     assert other == call(f"plain{name}", "--json").json["corpus"]
-
-
-def test_the_texts_say_how_much_of_the_input_they_are():
-    write_files("a.txt", "b.txt")
-    write_table("table.csv", [{"text": text} for text in TEXTS])
-    args = parse_arguments(["a.txt", "b.txt", "table.csv"])
-    shares = [text.share for text in reading.open_texts(args)]
-    assert sum(shares) == pytest.approx(1)
-    sizes = [os.stat(name).st_size for name in ("a.txt", "b.txt")]
-    assert shares[0] / shares[1] == pytest.approx(sizes[0] / sizes[1])
 
 
 # ---- tables

@@ -12,8 +12,6 @@ import pytest
 from models import make_byte_tokenizer, make_model, make_tokenizer, save
 from test_parts import CHAT, PLAIN_TEMPLATE
 
-from perplexity_sliding.cli.rows import without_punctuation
-
 TABLE = "item,condition,context,sentence\n7,x,w3 w4 ,w5 w6\n8,y,w7 ,w8\n"
 
 
@@ -67,7 +65,7 @@ def test_a_row_for_every_word_in_bits(call, items, metric, gpt2, tokenizer):
     assert [row["number"] for row in rows] == ["0", "1", "0"]
     before = [row["previous_surprisal_bits"] for row in rows]
     assert (before[0], before[2]) == ("", "") and float(before[1]) == pytest.approx(bits[0])
-    assert rows[2]["sentence"] == "w8" and rows[2]["word_length"] == "2"
+    assert rows[2]["sentence"] == "w8"
     plain = rows_of(call(items, "--word-correction=none", *OF_ITEMS, "--format=csv"))
     assert [row["surprisal_bits"] for row in plain] == [row["nll_bits"] for row in plain]
 
@@ -162,6 +160,7 @@ def test_rows_of_one_word_are_joined_by_their_id(call, metric, tiny, tmp_path):
         (row["item"], str(row["pos"]), str(row["rt"])) for row in READ
     ]
     assert [row["word"] for row in rows] == [row["word"] for row in READ]
+    assert {row["word_length"] for row in rows} == {"2"}, "without punctuation"
     texts = ["w3 w4 w5", "w6 w7. w8"]
     result = metric.compute(predictions=texts, model_id=tiny, words=True)
     nats = [value for scores in result["word_scores"] for value in scores["surprisal"]]
@@ -187,30 +186,16 @@ def test_sentences_that_share_an_id_stay_texts_of_their_own(call, tmp_path):
     assert [row["number"] for row in rows_of(outcome)] == ["0", "1", "0", "1"]
 
 
-@pytest.mark.parametrize(
-    ("word", "letters"), [("dog.", "dog"), ("“well-known”", "well-known"), ("…", "")]
-)
-def test_the_length_of_a_word_is_without_punctuation(word, letters):
-    assert without_punctuation(word) == letters
-
-
 # ---- chats
 
 CHATS = [CHAT, CHAT[:2], [{"role": "system", "content": "w40"}, *CHAT[2:]]]
 
 
 @pytest.fixture(scope="module")
-def chatty(tmp_path_factory):
-    """Two models whose tokenizer has a template."""
-    folder, tokenizer = (
-        tmp_path_factory.mktemp("models"),
-        make_tokenizer(chat_template=PLAIN_TEMPLATE),
-    )
-    spreads = {"tuned": 0.3, "base": 0.33}
-    return {
-        name: save(folder / name, make_model("gpt2", spread=spread), tokenizer)
-        for name, spread in spreads.items()
-    }
+def chatty(tmp_path_factory) -> str:
+    """A model whose tokenizer has a template."""
+    tokenizer = make_tokenizer(chat_template=PLAIN_TEMPLATE)
+    return save(tmp_path_factory.mktemp("models") / "chatty", make_model("gpt2"), tokenizer)
 
 
 @pytest.fixture
@@ -225,10 +210,10 @@ def chats(tmp_path):
 
 
 def test_the_assistant_s_turns_are_scored_as_in_python(call, chats, chatty, metric):
-    ran = call(*chats, "--format=json", model=chatty["tuned"])
+    ran = call(*chats, "--format=json", model=chatty)
     assert ran.code == 0, ran.err
     got = ran.json["corpus"]
-    expected = metric.compute(predictions=CHATS, model_id=chatty["tuned"])
+    expected = metric.compute(predictions=CHATS, model_id=chatty)
     assert got["perplexity"] == expected["perplexity"]
     assert got["texts_digest"] == expected["texts_digest"]
 
@@ -259,31 +244,20 @@ def test_keys_that_arrow_adds_are_no_part_of_a_chat(call, tmp_path, as_dataset):
 
 def test_a_citation_says_that_the_rest_of_a_chat_is_not_scored(call, chats, chatty):
     """It said only "in 3 texts (scored separately)"."""
-    cited = call(*chats, "--cite", model=chatty["tuned"]).out
+    cited = call(*chats, "--cite", model=chatty).out
     layout = "(scored separately; of each chat the assistant's turns, boundary joint)"
     assert f"in 3 texts {layout}, " in cited
 
 
 def test_tokens_are_those_of_the_text_as_written(call, chats, chatty):
-    printed = call(*chats, "--tokens", "--format=jsonl", model=chatty["tuned"]).out.splitlines()
+    printed = call(*chats, "--tokens", "--format=jsonl", model=chatty).out.splitlines()
     tokens = [row for row in map(json.loads, printed) if row["nll_nats"] is not None]
     of_second = [row["token"] for row in tokens if row["name"] == "c1"]
     assert of_second == ["w7", "w8", "w9", "<eos>"]
-    words = call(*chats, "--words", "--format=csv", model=chatty["tuned"]).out.splitlines()[1:]
+    words = call(*chats, "--words", "--format=csv", model=chatty).out.splitlines()[1:]
     assert [row.split(",")[3] for row in words if row.startswith("c1,")] == ["w7", "w8", "w9"]
 
 
-def test_a_fine_tune_against_its_base(call, chats, chatty, metric):
-    ran = call(*chats, "--reference", chatty["base"], "--format=json", model=chatty["tuned"])
-    [got] = ran.json["models"]
-    expected = metric.compute(
-        predictions=CHATS, model_id=chatty["tuned"], reference=chatty["base"], identify=True
-    )
-    assert got["comparison"] == expected["comparison"]
-    shown = call(*chats, "--reference", chatty["base"], model=chatty["tuned"])
-    assert shown.code == 0 and "perplexity is" in shown.out
-
-
 def test_chats_are_no_tokenised_prose(call, chats, chatty):
-    ran = call(*chats, "--detokenize=wikitext", model=chatty["tuned"])
+    ran = call(*chats, "--detokenize=wikitext", model=chatty)
     assert ran.code == 2 and "--detokenize must be left out with chats" in ran.err

@@ -97,11 +97,7 @@ def check_model(name: str, option: str, settings: dict | None) -> None:
     """Refuse before slow imports what is certainly no model; the engine refuses the rest.
 
     Args:
-        option: the option that names it.
         settings: for `from_pretrained`; a model may lie in a `subfolder`.
-
-    Raises:
-        ValueError: several names, a missing folder, or a folder without a model.
     """
     path = Path(name).expanduser()
     if is_address(name) or path.is_file():
@@ -215,8 +211,15 @@ def main(argv: list[str] | None = None) -> int:
             args = parse_arguments(argv, program_name())
             return run(args)
     except KeyboardInterrupt as error:
+        kept = args and args.checkpoint
+        if not kept:
+            advice = "Nothing was stored; with --checkpoint FILE, the same command can resume."
+        elif not os.path.exists(kept):
+            advice = f"Nothing was stored in {kept} yet."
+        else:
+            advice = f"Run the same command again to resume from {kept}."
         if not is_one_of_several(args):
-            say(how_to_go_on(args))
+            say(f"interrupted. {advice}")
         return TERMINATED if isinstance(error, Terminated) else INTERRUPTED
     except ModuleNotFoundError as error:
         name = (error.name or "").partition(".")[0]
@@ -225,7 +228,9 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, TypeError, OSError, MemoryError) as error:
         if "--debug" in argv:
             show_traceback(error)
-        if not is_reported_by_another_process(error, args):
+        # the first process of torchrun has the same error, and prints it for all
+        is_same = was_started_by_torchrun() if args is None else getattr(error, "is_shared", False)
+        if not is_same or os.environ.get("RANK", "0") == "0":
             say(f"error: {describe(error)}")
         return BAD_INPUT
     except Exception as error:
@@ -254,22 +259,3 @@ def terminable() -> Iterator[None]:
 def is_one_of_several(args: argparse.Namespace | None) -> bool:
     """Return whether this is a process of torchrun, and not the first."""
     return args is not None and args.distributed and os.environ.get("RANK", "0") != "0"
-
-
-def is_reported_by_another_process(error: Exception, args: argparse.Namespace | None) -> bool:
-    """Return whether the first process of torchrun has the same error, and prints it for all."""
-    return os.environ.get("RANK", "0") != "0" and (
-        was_started_by_torchrun() if args is None else getattr(error, "is_shared", False)
-    )
-
-
-def how_to_go_on(args: argparse.Namespace | None) -> str:
-    """Return a message on resuming an interrupted run."""
-    checkpoint = None if args is None else args.checkpoint
-    if checkpoint is None:
-        return (
-            "interrupted. Nothing was stored; with --checkpoint FILE, the same command can resume."
-        )
-    if not os.path.exists(checkpoint):
-        return f"interrupted before anything was stored in {checkpoint}."
-    return f"interrupted. Run the same command again to resume from {checkpoint}."

@@ -303,30 +303,23 @@ def parse_arguments(argv: list[str], program: str = "score.py") -> argparse.Name
     args.tokens = args.tokens or bool(args.num_alternatives)
     args.words = args.words or bool(args.words_column) or args.word_correction is not None
     args.unit = "token" if args.tokens else "word" if args.words else None
-    args.compares = args.protocol == ["all"]
     for name in COMPARED:
-        given = getattr(args, name)
-        args.compares |= len(given or []) > 1
-        if given is not None and len(given) == 1:
-            setattr(args, name, given[0])
+        if len(getattr(args, name) or ()) == 1:
+            setattr(args, name, getattr(args, name)[0])
+    settings = [getattr(args, name) for name in COMPARED]
+    varies = [isinstance(value, list) or value == "all" for value in settings]
+    args.compares = any(varies)
     args.takes_each_file = "text" in (args.columns or ())
     args.is_grid = args.takes_each_file or (args.compares and len(args.models) > 1)
-    varies = {
-        "model": len(args.models) > 1,
-        "text": args.takes_each_file,
-        "protocol": isinstance(args.protocol, list) or args.protocol == "all",
-        "window": isinstance(args.max_length, list),
-        "stride": isinstance(args.stride, list),
-    }
-    args.axes = [axis for axis in AXES if varies[axis]]
+    varies = [len(args.models) > 1, args.takes_each_file, *varies]
+    args.axes = [axis for axis, does in zip(AXES, varies) if does]
     args.format = resolve_format(args)
     args.carries_columns = args.format in TIDY
     args.hides_progress = args.quiet or sys.stderr is None or os.environ.get("RANK", "0") != "0"
     check_values(args)
     check_modes(args)
     check_together(args)
-    check_columns(args)
-    check_files(args)
+    check_requirements(args)
     return args
 
 
@@ -453,62 +446,53 @@ def check_together(args: argparse.Namespace) -> None:
     for what, given in conflicts.items():
         if given:
             raise ValueError(f"{what} cannot be combined.")
-    if args.plot and not (args.axes or args.reference or args.context_lengths):
-        raise ValueError(
-            f"--plot requires {comparison}, several models, --context-lengths or --reference."
-        )
-    if args.html and Path(args.html).suffix.lower() not in (".html", ".htm"):
-        raise ValueError(f"--html must be a file that ends in .html, got {args.html!r}.")
-    if args.keep_text and not args.carries_columns:
-        raise ValueError(
-            f"--keep-text requires --format {', '.join(TIDY)}, got {args.format}, which has no "
-            "column for it."
-        )
-    if (of_reference or args.margin is not None) and not args.reference:
-        raise ValueError(
-            "--margin, --reference-dtype and --reference-model-kwargs require a model to compare with: "
-            "pass --reference NAME."
-        )
 
 
-def check_columns(args: argparse.Namespace) -> None:
-    """Refuse columns that the measurements do not have, and labels that do not match the models."""
-    labels = args.label or []
-    if labels and len(set(labels)) != len(args.models):
-        raise ValueError(
-            f"--label must have a name of its own for each model, got {', '.join(labels)} for "
-            f"{len(args.models)}."
-        )
+def check_requirements(args: argparse.Namespace) -> None:
+    """Refuse options that lack what they require."""
+    of_reference = args.margin is not None or args.reference_dtype or args.reference_model_kwargs
     given, known = args.columns or [], (*args.axes, *NUMBERS)
-    for before, name in zip(["", *given], given):
-        if name not in known:
-            raise ValueError(
-                f"--columns must be among {', '.join(known)}, got {name!r}. A setting must have "
-                "several values."
-            )
-        if name == "interval" and before not in HAVE_INTERVALS:
-            raise ValueError(
-                f"--columns interval must follow {' or '.join(HAVE_INTERVALS)}, whose interval it is, "
-                f"got {','.join(given)}."
-            )
-    if sum(name in AXES for name in given) > 1:
-        raise ValueError(
-            f"--columns must have at most one of {', '.join(AXES)}, got {', '.join(given)}: the "
-            "others are rows."
-        )
-
-
-def check_files(args: argparse.Namespace) -> None:
-    """Refuse two outputs with the same file, and inputs that only one process of torchrun can read."""
-    paths = {option: os.path.realpath(path) for option, path in written_files(args).items()}
-    if len(set(paths.values())) < len(paths):
-        raise ValueError(f"{', '.join(paths)} must be different files.")
-    is_read_once = any(name == "-" or Path(name).is_fifo() for name in args.files or ["-"])
-    if args.distributed and is_read_once and not (args.dataset or args.merge):
-        raise ValueError(
-            "FILE must be a file that every process of torchrun can read, got standard input or a pipe. "
-            "Write the text to a file first."
-        )
+    stray = [b for a, b in zip(["", *given], given) if b == "interval" and a not in HAVE_INTERVALS]
+    several, num = ("--model", len(args.models)) if args.models[1:] else ("FILE", len(args.files))
+    figures = args.find or ()
+    paths = [os.path.realpath(path) for path in written_files(args).values()]
+    read_once = any(name == "-" or Path(name).is_fifo() for name in args.files or ["-"])
+    unmet = {
+        "--plot requires several protocols, windows, strides or models, --context-lengths or "
+        "--reference": args.plot and not (args.axes or args.reference or args.context_lengths),
+        f"--html must be a file that ends in .html, got {args.html!r}": args.html
+        and Path(args.html).suffix.lower() not in (".html", ".htm"),
+        f"--keep-text requires --format {', '.join(TIDY)}, got {args.format}, which has no column for "
+        "it": args.keep_text and not args.carries_columns,
+        "--margin, --reference-dtype and --reference-model-kwargs require a model to compare with: pass "
+        "--reference NAME": of_reference and not args.reference,
+        f"--label must have a name of its own for each model, got {args.label}": args.label
+        and len(set(args.label)) != len(args.models),
+        f"--columns must be among {', '.join(known)}, got {', '.join(given)}; a setting is a column if "
+        "it has several values": not set(given) <= set(known),
+        f"--columns interval must follow {' or '.join(HAVE_INTERVALS)}, whose interval it is": stray,
+        f"--columns must have at most one of {', '.join(AXES)}, got {', '.join(given)}: the others are "
+        "rows": sum(name in AXES for name in given) > 1,
+        "--output, --html, --plot and --checkpoint must be different files": len(set(paths))
+        < len(paths),
+        "FILE must be a file that every process of torchrun can read, got standard input or a pipe; "
+        "write the text to a file first": args.distributed
+        and read_once
+        and not (args.dataset or args.merge),
+        f"--find requires --format text or json, got {args.format}": figures
+        and args.format not in ("text", "json"),
+        f"--find must have one figure per {several}, got {', '.join(figures)} for {num}; a comma "
+        "separates figures: write 1,234.5 as 1234.5": len(figures) != num
+        and (figures[1:] or (figures and args.models[1:])),
+        "--merge requires the files of all parts": args.merge and not args.files,
+        "--part cannot be combined with several measurements": args.part
+        and (args.compares or args.models[1:]),
+        "--part requires --output FILE, a .json, which stores the totals": args.part
+        and Path(args.output or "").suffix.lower() != ".json",
+    }
+    for sentence, is_unmet in unmet.items():
+        if is_unmet:
+            raise ValueError(f"{sentence}.")
 
 
 def check_modes(args: argparse.Namespace) -> None:
@@ -521,19 +505,3 @@ def check_modes(args: argparse.Namespace) -> None:
     for mode in (mode for mode in BESIDE if mode in given):
         if others := [name for name in given if name != mode and name not in BESIDE[mode]]:
             raise ValueError(f"{spelled(mode)} cannot be combined with {spelled(others[0])}.")
-    if args.find:
-        if args.format not in ("text", "json"):
-            raise ValueError(f"--find requires --format text or json, got {args.format}.")
-        kind, num = ("--model", len(args.models)) if args.models[1:] else ("FILE", len(args.files))
-        if len(args.find) != num and (len(args.find) > 1 or args.models[1:]):
-            raise ValueError(
-                f"--find must have one figure per {kind}, got {', '.join(args.find)} for {num}. A comma "
-                "separates figures: write 1,234.5 as 1234.5."
-            )
-    if args.merge and not args.files:
-        raise ValueError("--merge requires the files of all parts.")
-    if args.part:
-        if args.compares or args.models[1:]:
-            raise ValueError("--part cannot be combined with several measurements.")
-        if args.output is None or Path(args.output).suffix.lower() != ".json":
-            raise ValueError("--part requires --output FILE, a .json, which stores the totals.")

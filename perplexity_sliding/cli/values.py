@@ -7,11 +7,7 @@ import re
 from ..arguments import Anything, Choice, Flag, Kind, Share, WholeNumber, WholeNumbers
 
 # Keys of JSON objects whose values are not published.
-SECRET = re.compile(r"token\b|key|auth|password|secret|header|proxies", re.IGNORECASE)
-# Settings that the number depends on; they only look like secrets.
-PUBLISHED = re.compile(
-    r"key_mapping|api_key_variable|(\w+_)?(num_key_\w*(heads|groups)\w*|key_(head_dim|dim|bias|multiplier))"
-)
+SECRET = re.compile(r"(token|key|auth\w*|password|secret|headers?|proxies)$", re.IGNORECASE)
 
 
 def numbers(text: str) -> list[int]:
@@ -91,11 +87,11 @@ def settings_of(kind: Kind) -> dict:
 
 
 def without_secrets(value: object) -> object:
-    """Remove keys and tokens from a JSON object."""
+    """Remove keys and tokens from a JSON object; the keys of `key_mapping` are names of weights."""
     if not isinstance(value, dict):
         return value
     return {
-        key: item if PUBLISHED.fullmatch(str(key)) else without_secrets(item)
+        key: item if key == "key_mapping" else without_secrets(item)
         for key, item in value.items()
-        if PUBLISHED.fullmatch(str(key)) or not SECRET.search(str(key))
+        if not SECRET.search(str(key))
     }
