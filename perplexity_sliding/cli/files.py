@@ -166,7 +166,7 @@ def opened_text(name: str, encoding: str | None) -> Iterator[io.TextIOWrapper]:
         ValueError: it is empty, broken, in another encoding, or known not to be a text.
     """
     is_pipe = name == STANDARD_INPUT
-    with io.BytesIO(sys.stdin.buffer.read()) if is_pipe else open(name, "rb") as raw:
+    with io.BytesIO(sys.stdin.buffer.read()) if is_pipe else open(name, "rb", 0) as raw:
         file = io.BufferedReader(raw)
         if file.peek(len(GZIP_MAGIC)).startswith(GZIP_MAGIC):
             file = io.BufferedReader(gzip.GzipFile(fileobj=file))

@@ -160,6 +160,7 @@ def read_dataset(
 
     if args.hides_progress or not sys.stderr.isatty():
         datasets.disable_progress_bars()
+    splits, table = {}, None
     try:
         if Path(name).is_file():
             if table_format(name) is None:
@@ -171,26 +172,25 @@ def read_dataset(
                 saved = {split.partition("[")[0]: saved}
             splits = {key: table_of(rows) for key, rows in saved.items()}
         else:
-            rows = datasets.load_dataset(name, config or None, split=split)
-            splits = {split.partition("[")[0]: table_of(rows)}
-            split = split.partition("[")[0]
-        sizes = {key: table.num_rows for key, table in splits.items()}
-        (part,) = datasets.ReadInstruction.from_spec(split).to_absolute(sizes)
+            table = table_of(datasets.load_dataset(name, config or None, split=split))
+        if table is None:
+            sizes = {key: of_split.num_rows for key, of_split in splits.items()}
+            (part,) = datasets.ReadInstruction.from_spec(split).to_absolute(sizes)
+            table = rows_between(splits[part.splitname], part.from_, part.to)
     except (datasets.exceptions.DatasetsError, ValueError, OSError) as error:
         raise ValueError(f"--dataset={args.dataset} could not be loaded: {error}") from error
-    table = splits[part.splitname]
-    first, end, _ = slice(part.from_, part.to).indices(table.num_rows)
     check_column("--dataset", table, column)
-    if end <= first:
+    if not table.num_rows:
         raise ValueError(f"--dataset={args.dataset} has no rows.")
-    yield from read_rows(
-        replace(
-            table,
-            num_rows=end - first,
-            rows=lambda wanted: islice(table.rows(wanted), first, end),
-        ),
-        args,
-        column=column,
+    yield from read_rows(table, args, column=column)
+
+
+def rows_between(table: Table, first: int | None, end: int | None) -> Table:
+    first, end, _ = slice(first, end).indices(table.num_rows)
+    return replace(
+        table,
+        num_rows=max(0, end - first),
+        rows=lambda wanted: islice(table.rows(wanted), first, end),
     )
 
 
