@@ -19,6 +19,7 @@ from .charts import (
 )
 from .comparison import Pair, comparison_of_all, comparison_view
 from .text import (
+    LABELS,
     bits_colour,
     change,
     count,
@@ -28,7 +29,6 @@ from .text import (
     odds,
     payload,
     piece_colour,
-    surprise_legend,
     text_pair,
     text_segments,
     token_data,
@@ -59,6 +59,15 @@ PAGE = """\
 </main></body>
 </html>
 """
+# How likely a token at the lower edge of each colour is.
+ODDS = (
+    "likelier than 1 in 2",
+    "to 1 in 8",
+    "to 1 in 64",
+    "to 1 in 1,000",
+    "to 1 in 33,000",
+    "rarer",
+)
 SETTINGS = {"protocol": "Protocol", WINDOW: "Window", STRIDE: "Stride"}
 FEWEST = 20  # tokens; a perplexity of fewer says more of chance than of the text
 TOO_SHORT = (
@@ -87,13 +96,16 @@ def report(
     model = pairs[0].names[0] if pairs else readings[0].model if readings else "the model"
     if result["num_texts"] > 1:
         readings = [_with_perplexity(reading) for reading in readings]
+    rows, curve = result.get("by_context_length") or [], ""
+    if len(rows) > 1 and all(math.isfinite(row["perplexity"]) for row in rows):
+        curve = f"<section><h2>How far back the model looks</h2>{context_curve(rows)}</section>"
     sections = [
         headline(result, escape(model), notes),
         measurements(result.get("measurements", ())),
         *(reading_view(reading, place) for place, reading in enumerate(readings, 1)),
         comparison_of_all(pairs[0]) if pairs and pairs[0].is_one_of_several else "",
         *(f"{_title(pair.reading)}{comparison_view(pair)}" for pair in pairs),
-        contexts(result.get("by_context_length")),
+        curve,
         repeat(result, citation, command),
     ]
     return PAGE.format(
@@ -175,7 +187,13 @@ def reading_view(reading: Reading, place: int) -> str:
     nll = reading.tokens["nll"]
     colours = [piece_colour(nll, segment, piece) for segment, piece in zip(segments, pieces)]
     data = token_data(reading, segments)
-    legend = f'<div class="ps-legend"><ul>{surprise_legend()}</ul></div>' if place == 1 else ""
+    legend = ""
+    if place == 1:
+        boxes = "".join(
+            f'<li><span class="ps-box b{n}">{label}</span><small>{likely}</small></li>'
+            for n, (label, likely) in enumerate(zip(LABELS, ODDS))
+        )
+        legend = f'<div class="ps-legend"><ul>{boxes}</ul></div>'
     return (
         f'{_title(reading)}<section class="ps-view" id="text-{place}" data-view="reading" '
         f"data-payload={payload(data)}>{_story(reading)}{legend}"
@@ -241,12 +259,6 @@ def measurements(results: Sequence[dict]) -> str:
     is_finite = all(math.isfinite(result["perplexity"]) for result in good)
     curve = setting_curve(good, varying[0]) if drawn and is_finite else ""
     return f"<section><h2>Effect of the setting</h2>{curve}{table}</section>"
-
-
-def contexts(rows: Sequence[dict] | None) -> str:
-    if not rows or len(rows) < 2 or not all(math.isfinite(row["perplexity"]) for row in rows):
-        return ""
-    return f"<section><h2>How far back the model looks</h2>{context_curve(rows)}</section>"
 
 
 def repeat(result: dict, citation: str, command: str) -> str:

@@ -23,17 +23,9 @@ TEMPLATE_SIGNS = {ord(sign): f"&#{ord(sign)};" for sign in "{}$`"}
 HUGE = 1e9  # from here on, digits are hard to count
 RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 LARGE = {1e12: "trillion", 1e9: "billion"}
-# Lower edges of the colours, in bits, and how likely a token at the edge is.
+# Lower edges of the colours, in bits.
 EDGES = (0, 1, 3, 6, 10, 15)
 LABELS = ("under 1 bit", "1–3 bits", "3–6 bits", "6–10 bits", "10–15 bits", "over 15 bits")
-ODDS = (
-    "likelier than 1 in 2",
-    "to 1 in 8",
-    "to 1 in 64",
-    "to 1 in 1,000",
-    "to 1 in 33,000",
-    "rarer",
-)
 ENDLESS = 1e9  # JSON has no infinity
 SCRIPT_DIGITS = 6  # the script shows two: rounded twice, 9.4955 bits would be 9.49
 # Probabilities below it are shown as 0: 10 to the 22nd is the largest power that a float has exactly.
@@ -226,14 +218,6 @@ def piece_colour(nll: list[float | None], segment: Segment, piece: str) -> str |
         return "" if piece.strip() else None
     own = nll[segment.first : segment.last + 1]
     return "out" if None in own else bits_colour(sum(own) / math.log(2))
-
-
-def surprise_legend() -> str:
-    """Explain the colours of surprise, as entries of a list."""
-    return "".join(
-        f'<li><span class="ps-box b{n}">{label}</span><small>{odds}</small></li>'
-        for n, (label, odds) in enumerate(zip(LABELS, ODDS))
-    )
 
 
 def piece_columns(pieces: Sequence[str], colours: Sequence[str | None]) -> dict:
