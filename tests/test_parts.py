@@ -370,7 +370,7 @@ PROMPT = "{% if add_generation_prompt %}{{ '<|assistant|> ' }}{% endif %}"
 TURNS = (
     "{% for m in messages %}{{ '<|' + m['role'] + '|> ' + m['content'] + ' <eos>\n' }}{% endfor %}"
 )
-PLAIN = TURNS + PROMPT
+PLAIN_TEMPLATE = TURNS + PROMPT
 # As in Llama 2: the header of an answer is the end of the question, and there is no prompt.
 BRACKETS = (
     "{% for m in messages %}{% if m['role'] == 'user' %}{{ '[INST] ' + m['content'] + ' [/INST]' }}"
@@ -397,7 +397,9 @@ def chat_of(*contents, first="user"):
 CHAT = chat_of("w5 w6", "w7 w8 w9", "w10", "w11")
 
 
-@pytest.mark.parametrize("template", [PLAIN, "<bos> " + PLAIN, MARKED_TURNS + PROMPT])
+@pytest.mark.parametrize(
+    "template", [PLAIN_TEMPLATE, "<bos> " + PLAIN_TEMPLATE, MARKED_TURNS + PROMPT]
+)
 def test_chats_score_the_assistant_s_turns(metric, gpt2, template):
     """The token that ends a turn is scored, but is no character of the answer; one start token."""
     tokenizer = make_tokenizer(chat_template=template)
@@ -453,7 +455,7 @@ def score(metric, gpt2):
     [
         (TURNS, [CHAT[:2], CHAT], r"writes '<\|assistant\|>' into .* at positions 0, 1\. Mark"),
         (TURNS + "<|assistant|> ", [CHAT[:2]], r"writes '<eos>\\n<\|assistant\|>' into"),
-        (PLAIN, [CHAT], ""),
+        (PLAIN_TEMPLATE, [CHAT], ""),
         (BRACKETS, [CHAT], ""),
         (THINKING, [CHAT[:2]], ""),
     ],
@@ -470,18 +472,18 @@ def test_what_is_scored_as_if_the_assistant_had_said_it(score, template, chats, 
     "template, chats, message",
     [
         (None, [CHAT], "be texts, because the tokenizer has no chat template"),
-        (PLAIN, [CHAT, CHAT[:1]], "role 'assistant', .* got none at position 1"),
-        (PLAIN, [CHAT, "w5"], "either texts or chats, .* got 1 chats and 1 texts"),
-        (PLAIN, [[*CHAT, {"role": "user"}]], "content None in message 4 at position 0"),
+        (PLAIN_TEMPLATE, [CHAT, CHAT[:1]], "role 'assistant', .* got none at position 1"),
+        (PLAIN_TEMPLATE, [CHAT, "w5"], "either texts or chats, .* got 1 chats and 1 texts"),
+        (PLAIN_TEMPLATE, [[*CHAT, {"role": "user"}]], "content None in message 4 at position 0"),
         (
-            PLAIN,
+            PLAIN_TEMPLATE,
             [[{"content": "w5"}, *CHAT]],
             "the role None and .* in message 0 at position 0",
         ),
-        (PLAIN, [CHAT, chat_of("w5", "", "w6", "")], "only empty turns at position 1"),
+        (PLAIN_TEMPLATE, [CHAT, chat_of("w5", "", "w6", "")], "only empty turns at position 1"),
         ("{% for %}", [CHAT], "fails on 4 messages of the chat at position 0 .TemplateSyntaxError"),
         (
-            "{{ messages[0].role }}" + PLAIN,
+            "{{ messages[0].role }}" + PLAIN_TEMPLATE,
             [chat_of("", first="assistant")],
             "on 0 messages",
         ),
@@ -494,7 +496,7 @@ def test_chats_that_cannot_be_scored(score, template, chats, message):
         score(template, *chats)
 
 
-@pytest.mark.parametrize("template", [PLAIN, "<bos> " + PLAIN])
+@pytest.mark.parametrize("template", [PLAIN_TEMPLATE, "<bos> " + PLAIN_TEMPLATE])
 def test_a_chat_may_begin_with_the_assistant(score, template):
     chat = chat_of("w5 w6", "w7", "w8", first="assistant")
     result = score(template, chat, return_token_scores=True)
@@ -503,7 +505,7 @@ def test_a_chat_may_begin_with_the_assistant(score, template):
     assert scored == ["w5", "w6", "<eos>", "w8", "<eos>"]
 
 
-@pytest.mark.parametrize("template", [PLAIN, TURNS.replace(" <eos>", "") + PROMPT])
+@pytest.mark.parametrize("template", [PLAIN_TEMPLATE, TURNS.replace(" <eos>", "") + PROMPT])
 def test_an_empty_turn_beside_others(score, template):
     """What ends it is scored, if anything does; the assistant's words are those of the others."""
     ends = "<eos>" in template
@@ -543,7 +545,7 @@ def test_marked_turns_with_white_space_that_the_tokenizer_drops(score, gpt2, cha
 def test_the_template_is_in_the_signature_and_what_it_writes_in_the_digest(score):
     """Parts of one corpus under two templates were merged to the number of no run."""
     one, other = (
-        score(before + PLAIN, chat_of("w5", "w6 w7"), return_totals=True)
+        score(before + PLAIN_TEMPLATE, chat_of("w5", "w6 w7"), return_totals=True)
         for before in ("", "w9 {{ '' }}")
     )
     assert one["texts_digest"] != other["texts_digest"]
