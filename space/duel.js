@@ -120,11 +120,12 @@ function introduce(number, beat) {
   const bets = readBets(`${number}-whole`);
   if (bets.length) return startDuel(number, beat);
   const friend = beat === null ? [] : [paragraph("beat", `Who sent you this won ${asWord(beat)} of ten.`)];
+  const keys = matchMedia("(pointer: coarse)").matches ? "" : "Keys 1 to 6 tap, Enter goes on. ";
   const tongue = language === "English" ? "" : ` ${language}, which this machine never read.`;
   show(`${title}`,
     make("p", "lead", "Ten words of a text are hidden. For each, you and a language model bet on six."), ...friend,
     make("p", "", `Tap the word that you think comes next; tap again to bet more. Who puts more on the word that came, wins it.${tongue}`),
-    make("p", "quiet", "Keys 1 to 6 tap, Enter goes on. A minute or two. Your bets stay in this browser."), begin);
+    make("p", "quiet", `${keys}A minute or two. Your bets stay in this browser.`), begin);
   begin.focus();
   return null;
 }
