@@ -154,24 +154,17 @@ def test_json_holds_every_digit(measure):
     assert Totals.from_json(totals.to_json()).result()["total_nll"] == np.inf
 
 
-def changed(text, **fields):
-    return json.dumps(json.loads(text) | fields)
-
-
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    ("written", "message"),
     [
-        (lambda text: text[:-200], "cannot be read"),
-        (lambda text: "[1]", "must hold .* got 'list'"),
-        (lambda text: changed(text, kind="totals of perplexity-sliding, 0"), "must hold"),
-        (lambda text: changed(text, counts={"windows": 1}), "is damaged"),
-        (lambda text: text.replace("sliding|window", "stock|window"), "is damaged"),
+        ('{"kind": "totals', "cannot be read"),
+        ("[1]", "must hold .* got 'list'"),
+        ("{}", "got None"),
     ],
 )
-def test_damaged_json_is_refused(measure, damage, message):
-    text = measure(TEXTS)["totals"].to_json()
+def test_what_is_no_totals_is_refused(written, message):
     with pytest.raises(ValueError, match=message):
-        Totals.from_json(damage(text))
+        Totals.from_json(written)
 
 
 def test_a_fresh_process_loads_a_pickle(loaded, measure, gpt2, tokenizer, tmp_path):

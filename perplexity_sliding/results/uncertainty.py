@@ -54,7 +54,6 @@ class Estimate:
 
     Attributes:
         value: the number.
-        num_clusters: number of clusters with nonzero weight.
         stderr: its standard error; this and all following are None if the clusters are too few, or
             not finite.
         degrees: of freedom of Student's t, see `degrees_of_freedom`.
@@ -63,7 +62,6 @@ class Estimate:
     """
 
     value: float
-    num_clusters: int
     stderr: float | None = None
     degrees: float | None = None
     interval: list[float] | None = None
@@ -73,7 +71,7 @@ class Estimate:
         """Return the estimate of the logarithm of a positive value, whose distribution is less skewed."""
         value = math.log(self.value) if self.value > 0 else -math.inf
         if self.stderr is None or self.degrees is None or not math.isfinite(value):
-            return Estimate(value, self.num_clusters)
+            return Estimate(value)
         stderr = self.stderr / self.value
         margin = student_t(self.degrees) * stderr
         interval = [value - margin, value + margin]
@@ -276,7 +274,7 @@ def estimate_ratio(terms: np.ndarray, weights: np.ndarray) -> Estimate:
     total, number = float(weights.sum()), len(terms)
     value = float(terms.sum()) / total if total else math.nan
     if number < 2 or not np.isfinite(terms).all():
-        return Estimate(value, number)
+        return Estimate(value)
     return _estimate(value, (terms - value * weights) / (total - weights), weights / total)
 
 
@@ -299,7 +297,7 @@ def _estimate(value: float, moved: np.ndarray, shares: np.ndarray) -> Estimate:
     """Estimate a number from its changes without each cluster (C,), and their shares in the whole."""
     count, degrees = len(moved), degrees_of_freedom(shares)
     if degrees < FEWEST_DEGREES or not (np.isfinite(value) and np.isfinite(moved).all()):
-        return Estimate(value, count)
+        return Estimate(value)
     stderr = math.sqrt((count - 1) / count * float((moved**2).sum()))
     margin = student_t(degrees) * stderr
     if abs(value) <= ROUNDING:
@@ -308,7 +306,7 @@ def _estimate(value: float, moved: np.ndarray, shares: np.ndarray) -> Estimate:
         pvalue = sign_flip_pvalue(shares * value + (1 - shares) * moved)
     else:
         pvalue = 2 * float(stdtr(degrees, -abs(value) / stderr)) if stderr else 0.0
-    return Estimate(value, count, stderr, degrees, [value - margin, value + margin], pvalue)
+    return Estimate(value, stderr, degrees, [value - margin, value + margin], pvalue)
 
 
 def student_t(degrees: float) -> float:
