@@ -22,7 +22,7 @@ from .identity import (
 )
 from .interface import Batch, LogitBlocks, Prefix, ScoredModel
 from .loading import (
-    check_config,
+    check_decoder,
     check_exists,
     check_place,
     context_limit,
@@ -170,7 +170,7 @@ class LanguageModel(ScoredModel):
         gather_once(model, argument)
         check_tokenizer(tokenizer, tokenizer_argument)
         config = getattr(model, "config", None)
-        check_config(config, f"`{argument}`")
+        check_decoder(config, f"`{argument}`")
         name = model_name(getattr(config, "_name_or_path", "") or type(model).__name__, {})
         return cls(model, tokenizer, name, LIVE, LIVE, f"`{argument}`")
 
@@ -206,13 +206,12 @@ class LanguageModel(ScoredModel):
     def signature_fields(self) -> dict[str, object]:
         """Return everything that scores of given tokens depend on, in the signature's order."""
         adapters = active_adapters(self._modules)
-        config = getattr(self.model, "config", None)
         return {
             "model": self.name,
             "revision": self.revision,
             "dtype": self._number_format,
             **({} if adapters is None else {"adapters": adapters}),
-            "attention": getattr(config, "_attn_implementation", None),
+            "attention": self._attention,
             "transformers": transformers.__version__,
             "torch": torch.__version__,
         }
@@ -236,14 +235,15 @@ class LanguageModel(ScoredModel):
         Raises:
             ValueError: it returns no logits, or it attends to future tokens.
         """
-        attention = getattr(getattr(self.model, "config", None), "_attn_implementation", None)
+        config = getattr(self.model, "config", None)
+        self._attention = getattr(config, "_attn_implementation", None)
         known = _FINDINGS.setdefault(self.model, {})
         with self.as_scored():
             self._number_format = number_format(self.model, self._modules)
             heads = list_heads(self.model, self._modules)
             # Hooks around the whole model do not run around its body.
             hooked = bool(self.model._forward_hooks or self.model._forward_pre_hooks)
-            key = self.variant, self._number_format, attention, self.device, hooked
+            key = self.variant, self._number_format, self._attention, self.device, hooked
             if key not in known:
                 known[key] = check_model(self.model, heads, self.description, self.limit.length)
         number, self.vocabulary_size, self.prefixes_agree, self.alone = known[key]

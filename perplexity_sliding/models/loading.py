@@ -13,6 +13,7 @@ import threading
 import uuid
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -191,7 +192,13 @@ def load_model(
             dropped = ("revision", "subfolder") if base else ()
             shared = {k: kwargs[k] for k in SHARED_KWARGS if k in kwargs and k not in dropped}
             config = AutoConfig.from_pretrained(os.fspath(config), **shared)
-    check_config(config, name)
+    check_decoder(config, name)
+    layers = getattr(config.get_text_config(decoder=True), "num_hidden_layers", None)
+    if isinstance(layers, int) and layers < 1:
+        raise ValueError(
+            f"{name} must have at least one layer, but its configuration has "
+            f"num_hidden_layers={layers}. Check its config.json."
+        )
     loaded: Any
     with _loading(name, argument=option, given=model_kwargs):
         if base is None:
@@ -376,31 +383,28 @@ def gather_once(model: torch.nn.Module, argument: str) -> None:
                 module.reshard()
 
 
-def check_config(config: Any, name: str) -> None:
-    """Refuse encoder-decoders, whose decoder does not read the scored text, and models without layers."""
+def check_decoder(config: object, name: str) -> None:
+    """Refuse encoder-decoder models, whose decoder does not read the scored text as input."""
     if getattr(config, "is_encoder_decoder", False):
         raise ValueError(
             f"{name} must be a causal (decoder-only) language model, got the encoder-decoder "
             f"architecture {getattr(config, 'model_type', '?')!r}."
-        )
-    text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else None
-    layers = getattr(text, "num_hidden_layers", None)
-    if isinstance(layers, int) and layers < 1:
-        raise ValueError(
-            f"{name} must have at least one layer, but its configuration has "
-            f"num_hidden_layers={layers}. Check its config.json."
         )
 
 
 def context_limit(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase) -> ContextLimit:
     """Return the model's limit: from its configuration, else from its tokenizer."""
     config = text_config(model)
-    stated = [getattr(config, name, None) for name in LIMIT_NAMES]
-    stated.append(getattr(tokenizer, "model_max_length", None))
-    limits = [int(n) for n in stated if isinstance(n, int | float) and 0 < n < LARGEST_LIMIT]
+    stated = chain(
+        (getattr(config, name, None) for name in LIMIT_NAMES),
+        [getattr(tokenizer, "model_max_length", None)],
+    )
+    limit = next(
+        (int(n) for n in stated if isinstance(n, int | float) and 0 < n < LARGEST_LIMIT), None
+    )
     table = position_table(model)
     # A position table is a limit even if the configuration does not state it.
-    length = min([*limits[:1], table] if table else limits[:1], default=None)
+    length = min((n for n in (limit, table) if n), default=None)
     return ContextLimit(length, table)
 
 

@@ -152,9 +152,10 @@ def evaluating(modules: Sequence[torch.nn.Module]) -> Iterator[None]:
 
 def grows_frequencies(model: torch.nn.Module) -> bool:
     """Return whether the configuration says that rotary frequencies depend on the length of a pass."""
-    configs = (getattr(model, "config", None), text_config(model))
+    config, of_text = getattr(model, "config", None), text_config(model)
+    configs = (config,) if config is of_text else (config, of_text)
     names = ("rope_parameters", "rope_scaling")
-    settings = [getattr(config, name, None) for config in configs for name in names]
+    settings = [getattr(each, name, None) for each in configs for name in names]
     return any(kind in str(setting) for setting in settings for kind in GROWING_ROTARY)
 
 
@@ -178,9 +179,10 @@ def forget_lengths(rotaries: Sequence[Any]) -> None:
 
 def number_format(model: torch.nn.Module, modules: Sequence[torch.nn.Module]) -> str:
     """Describe a model's number formats: quantisation, dtypes, autocast, precision of products."""
-    dtypes = {parameter.dtype for parameter in parameters_of(modules)}
+    parameters = parameters_of(modules)
+    dtypes = {parameter.dtype for parameter in parameters}
     names = sorted(short_name(dtype) for dtype in dtypes if dtype.is_floating_point)
-    parts = [*quantisation(model, modules), *(names or ["float32"])]
+    parts = [*quantisation(model, modules, parameters), *(names or ["float32"])]
     for device in ("cpu", "cuda"):
         if torch.is_autocast_enabled(device):
             parts.append(f"autocast({device},{short_name(torch.get_autocast_dtype(device))})")
@@ -204,7 +206,11 @@ def short_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def quantisation(model: torch.nn.Module, modules: Sequence[torch.nn.Module]) -> list[str]:
+def quantisation(
+    model: torch.nn.Module,
+    modules: Sequence[torch.nn.Module],
+    parameters: Sequence[torch.nn.Parameter],
+) -> list[str]:
     """Return the quantisation methods of a model's weights, with their bits."""
     settings: Any = getattr(getattr(model, "config", None), "quantization_config", None)
     settings = settings.to_dict() if hasattr(settings, "to_dict") else settings
@@ -215,7 +221,7 @@ def quantisation(model: torch.nn.Module, modules: Sequence[torch.nn.Module]) -> 
             bits = size if settings.get(f"load_in_{size}bit") else bits
         kind = settings.get("bnb_4bit_quant_type") if bits == 4 else settings.get("quant_type")
         return ["-".join(str(part) for part in (method, bits and f"{bits}bit", kind) if part)]
-    special = [p for p in parameters_of(modules) if type(p) is not torch.nn.Parameter]
+    special = [p for p in parameters if type(p) is not torch.nn.Parameter]
     kinds = {type(p.data).__name__ for p in special} - {"Tensor", "Parameter"}
     kinds |= {type(p).__name__ for p in special if type(p).__module__.startswith("bitsandbytes")}
     if any(".quantized." in kind.__module__ for kind in set(map(type, modules))):
@@ -229,7 +235,8 @@ def precision(model: torch.nn.Module) -> torch.dtype:
         if torch.is_autocast_enabled(device):
             return torch.get_autocast_dtype(device)
     modules = modules_of(model)
-    dtypes = {p.dtype for p in parameters_of(modules)}
-    if torch.bfloat16 in dtypes or quantisation(model, modules):
+    parameters = parameters_of(modules)
+    dtypes = {p.dtype for p in parameters}
+    if torch.bfloat16 in dtypes or quantisation(model, modules, parameters):
         return torch.bfloat16
     return torch.float16 if torch.float16 in dtypes else torch.float32

@@ -37,6 +37,7 @@ from .measures import Measure
 from .passes import PassError, Row, Scorer, ServedScorer
 
 _HIDDEN: list[bool] = []  # one entry for each context of `bars_hidden`
+_NO_BAR = tqdm(disable=True)
 
 # A shared context must save at least this many tokens to be worth the test.
 LEAST_SAVING = 256
@@ -288,8 +289,8 @@ class Session:
         message = "Checking the model"
         if self.callback is not None and hasattr(self.callback, "status"):
             self.callback.status(message)
-        hidden = True if self.processes.rank else None
-        with progress_bar(desc=message, bar_format="{desc} …", leave=False, disable=hidden):
+        hidden = bool(self.processes.rank)
+        with progress_bar(hidden, desc=message, bar_format="{desc} …", leave=False):
             yield
 
     def score(
@@ -402,8 +403,8 @@ class Session:
         resumed = getattr(self.callback, "resumed", None)
         if done and resumed is not None:
             resumed(done, total)
-        hidden = True if self.processes.rank else None
-        bar = progress_bar(total=total, initial=done, unit="token", desc="Scoring", disable=hidden)
+        hidden = bool(self.processes.rank)
+        bar = progress_bar(hidden, total=total, initial=done, unit="token", desc="Scoring")
         with bar:
             for numbers, batch in score_passes(scorer, work, share, set(finished)):
                 check_scores(work, numbers, batch)
@@ -465,16 +466,17 @@ def check_scores(work: Work, numbers: Sequence[int], batch: Sequence[Columns]) -
         )
 
 
-def progress_bar(**settings: object) -> tqdm:
-    """Return a `tqdm` bar, hidden without a terminal.
+def progress_bar(hidden: bool, **settings: object) -> tqdm:
+    """Return a `tqdm` bar, hidden without a terminal; one hidden bar serves all.
 
     `evaluate.logging.disable_progress_bar` hides it too; who has not imported evaluate has not called
     that, and importing it here would take longer than scoring a short text.
     """
     evaluate = sys.modules.get("evaluate")
     off = evaluate is not None and not evaluate.logging.is_progress_bar_enabled()
-    hides = True if _HIDDEN or off else settings.get("disable")
-    return tqdm(**(settings | {"disable": hides}))
+    if hidden or off or _HIDDEN or not (sys.stderr and sys.stderr.isatty()):
+        return _NO_BAR
+    return tqdm(**settings)
 
 
 @contextmanager
