@@ -262,13 +262,6 @@ def test_names_and_reasons_fit_into_80_columns(call, monkeypatch, name):
     assert name == "a.txt" or "Hidden columns: " in "\n".join(lines)
 
 
-def test_a_long_reason_goes_on_below_itself():
-    column = tables.Column("text", "name", left=True)
-    what = tables.tabulate([{"name": "a.txt", "error": "word " * 30}], [column])
-    first, second, *_ = tables.lay_out(what, 80).splitlines()[1:]
-    assert first.startswith("a.txt  word") and second.startswith("       word")
-
-
 def test_a_terminal_has_colours_and_the_words_of_a_pipe(call, monkeypatch):
     plain = call("a.txt", "b.txt").out
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
@@ -361,16 +354,6 @@ def test_a_comparison_is_cited_with_its_reference(call, other):
     assert result["comparison"]["reference_signature"] in cited
 
 
-def test_a_smaller_window_is_cited_with_each_reference(call, other, tmp_path):
-    short = save(tmp_path / "short", make_model("gpt2", seed=1, n_positions=8), make_tokenizer())
-    argv = ("a.txt", f"--model={short}", f"--reference={other}")
-    cited = call(*argv, "--cite").out
-    said = "in the smaller of their windows (alone, the model reads 8 tokens, the reference 16): "
-    assert f"Compared with {other} {said}" in cited
-    for row in call(*argv, "--json").json["models"]:
-        assert f"\n            {row['comparison']['reference_signature']}\n" in cited
-
-
 def test_several_protocols_are_cited_with_their_paired_change(call):
     argv = ("a.txt", "--stride=2,16")
     _, row = call(*argv, "--json").json["measurements"]
@@ -392,13 +375,6 @@ def test_several_models_are_cited_by_name(call, tiny, other, more):
     assert ("tokens in b.txt" in cited) is bool(more)
     named = "other" if cited.startswith("The perplexity of other") else "tiny"
     assert len(re.findall(f"Paired change against {named}: ", cited)) == (4 if more else 1)
-
-
-def test_the_entry_of_bibtex_has_author_and_address(call):
-    entry = call("a.txt", "--cite").out.split("@software{")[1].split("\n}")[0]
-    assert {"author", "title", "year", "version", "url"} <= set(
-        re.findall(r"^  (\w+) =", entry, re.M)
-    )
 
 
 SECRETS = [

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from html.parser import HTMLParser
-from io import BufferedReader, BytesIO, StringIO, TextIOWrapper
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -195,25 +195,6 @@ def test_intervals_over_texts_are_called_so(call, other_models):
     assert "Intervals are over texts, from 12 texts." in page and "within this text" not in page
 
 
-def test_a_few_tokens_get_no_perplexity(call):
-    Path("s.txt").write_text("w1 w2 w3", "utf-8")
-    call("s.txt", "--html=r.html")
-    page = read()
-    assert "Too short for a perplexity" in page.said
-    assert "ps-big" not in {attrs.get("class") for _, attrs in page.tags}
-
-
-def test_standard_input_and_shards_are_reported(call, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", TextIOWrapper(BufferedReader(BytesIO(TEXTS[0].encode()))))
-    assert call("-", "--html=in.html").code == 0
-    assert [pieces["text"] for pieces in read("in.html").data("data-pieces")] == TEXTS[:1]
-    rows = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS * 6)
-    Path("t.jsonl").write_text(rows, "utf-8")
-    monkeypatch.setattr(measuring, "SHARD_CHARACTERS", 100_000)
-    assert call("t.jsonl", "--html=r.html").code == 0
-    assert [pieces["text"] for pieces in read().data("data-pieces")] == TEXTS * 6
-
-
 def test_a_report_of_much_text_shows_its_beginning_and_asks_for_no_more(call, monkeypatch):
     rows = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS * 20)
     Path("t.jsonl").write_text(rows, "utf-8")
@@ -316,17 +297,20 @@ def printed(monkeypatch, readings, terminal: bool, **environment) -> str:
     return out.getvalue()
 
 
-def made_up(text="expected word, surprise!\nfury \x1b[5m\u202e") -> Reading:
-    cuts = [0, 8, 13, 14, 23, 24, 25, 29, len(text)]
-    nll = [0.1, 3.0, 2.5, 12.0, 1.0, 0.2, 8.0, 9.0]  # nats
+def made_up(
+    text="expected word, surprise!\nfury \x1b[5m\u202e",
+    cuts=(0, 8, 13, 14, 23, 24, 25, 29, None),
+    nll=(0.1, 3.0, 2.5, 12.0, 1.0, 0.2, 8.0, 9.0),  # nats
+) -> Reading:
+    cuts, size = [*cuts[:-1], len(text)], len(nll)
     tokens = {
         "tokens": [text[a:b] for a, b in itertools.pairwise(cuts)],
         "offsets": [list(pair) for pair in itertools.pairwise(cuts)],
-        "nll": nll,
-        "context_length": [*range(8)],
-        "alternatives": [[[" guess", 0.5]]] * 8,
-        "rank": [2] * 8,
-        "windows": [{"begin": 0, "first": 0, "end": 8, "start_token": False}],
+        "nll": list(nll),
+        "context_length": [*range(size)],
+        "alternatives": [[[" guess", 0.5]]] * size,
+        "rank": [2] * size,
+        "windows": [{"begin": 0, "first": 0, "end": size, "start_token": False}],
     }
     return Reading(text, tokens, {}, "model", name="a.txt")
 
@@ -360,17 +344,20 @@ def test_without_colours_there_are_marks(monkeypatch, terminal, environment):
     assert "[10 to 15 bits of surprise], [[15 bits or more]]" in ANSI.sub("", shown)
 
 
-def test_colours_are_kept_for_a_pipe_that_asks_for_them(monkeypatch):
-    shown = printed(monkeypatch, [made_up()], terminal=False, FORCE_COLOR="1")
-    assert re.search(r"\x1b\[1;[\d;]+msurprise", shown)
-
-
 @pytest.mark.parametrize("columns", ["20", "35", "200"])
 def test_a_narrow_terminal_wraps_and_loses_nothing(monkeypatch, columns):
     text = "expected word, surprise!\nfury and more of it than one line takes"
     shown = ANSI.sub("", printed(monkeypatch, [made_up(text)], terminal=True, COLUMNS=columns))
     assert all(len(line) <= int(columns) for line in shown.splitlines())
     assert "".join(text.split()) in "".join(shown.split())
+
+
+def test_words_are_in_the_order_of_their_surprise_per_token(monkeypatch):
+    """As on the page; by its sum, a word of many tokens came first."""
+    readings = [made_up("long short", (0, 2, 4, None), (5.0, 6.0, 8.0))]
+    readings.append(made_up("middle", (0, None), (7.0,)))
+    shown = printed(monkeypatch, readings, terminal=False)
+    assert re.findall(r"^  (\w+): ", shown, re.M) == ["short", "middle", "long"]
 
 
 def test_the_words_that_surprised_most_are_the_metrics(call, tiny):
@@ -430,14 +417,6 @@ def test_other_texts_than_those_of_the_results_are_refused(results):
     after = compute([" ran."], contexts="He", model_id=DEMO, return_token_scores=True)
     with pytest.raises(ValueError, match=r"with the `contexts` .* to character 7, but there are 5"):
         show(after, [" ran."])
-
-
-def test_two_models_are_shown_beside_each_other():
-    texts = ["She closed the door and went out."]
-    asked = {"return_token_scores": True, "reference": DEMO}
-    compared = compute(texts, model_id=DEMO, **asked)
-    page = Tags(show(compared, texts).html)
-    assert page.data("data-payload")[0]["models"][0] == "demo_model"
 
 
 def test_tables_hold_the_numbers_of_the_result(results):

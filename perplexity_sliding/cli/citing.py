@@ -11,7 +11,7 @@ from ..about import CITATION
 from ..arguments import is_address
 from ..digests import describe_probe
 from ..protocols import DEFAULT_PROTOCOL, PROTOCOLS
-from .comparing import AXES, SETTINGS, change_of, label, pvalue_of, scored_share
+from .comparing import AXES, SETTINGS, change_of, in_sentence, label, scored_share
 from .files import STANDARD_INPUT, list_files
 from .measuring import model_names
 from .messages import command_name
@@ -142,10 +142,12 @@ def describe_changes(
     for key, keys in (("ratio_to_first_model", ["name"]), ("ratio_to_first", settings)):
         changed, bounds = change_of(result, key)
         if changed:
-            value = pvalue_of(result, key)
-            sign = f", p {value}" if value.startswith("<") else f", p = {value}" if value else ""
-            within = f" ({bounds})" if bounds else ""
-            said.append(f" Paired change against {label(first, keys)}: {changed}{within}{sign}.")
+            parts = [
+                f"{changed} ({bounds})" if bounds else changed,
+                in_sentence(result[key]["pvalue"]),
+            ]
+            against = ", ".join(filter(None, parts))
+            said.append(f" Paired change against {label(first, keys)}: {against}.")
     return "".join(said)
 
 

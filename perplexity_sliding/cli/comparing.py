@@ -36,11 +36,10 @@ def size_columns(rows: Sequence[dict]) -> list[Column]:
 
 
 def perplexity_columns(rows: Sequence[dict], digits: int) -> list[Column]:
+    legend = describe_scope_of_intervals(rows)
     return [
         Column("perplexity", "perplexity", digits),
-        Column(
-            "95 % interval", "perplexity_interval", rank=1, legend=describe_scope_of_intervals(rows)
-        ),
+        Column("95 % interval", "perplexity_interval", rank=1, legend=legend),
     ]
 
 
@@ -62,16 +61,12 @@ def byte_columns(digits: int, rank: int = 6) -> list[Column]:
 def tool_columns(rows: Sequence[dict], digits: int) -> list[Column]:
     """Return the numbers of tools, of which those that a protocol's tool reports are never hidden."""
     reported = {OF_TOOLS.get(row.get("protocol")) for row in rows if "error" not in row}
-    return [
-        *(
-            Column(title, key, digits, rank=0 if title in reported else 12)
-            for title, key in (
-                ("word perplexity", "word_perplexity"),
-                ("adjusted", "adjusted_perplexity"),
-            )
-        ),
-        Column("tool ±", "tool_stderr", 4, rank=7),
+    titles = {"word perplexity": "word_perplexity", "adjusted": "adjusted_perplexity"}
+    columns = [
+        Column(title, key, digits, rank=0 if title in reported else 12)
+        for title, key in titles.items()
     ]
+    return [*columns, Column("tool ±", "tool_stderr", 4, rank=7)]
 
 
 def change_columns(results: Sequence[dict], axes: Sequence[str]) -> list[Column]:
@@ -100,7 +95,7 @@ def change_of(row: dict, key: str) -> tuple[str, str]:
 
 def pvalue_of(row: dict, key: str) -> str:
     value = (row.get(key) or {}).get("pvalue")
-    return "" if value is None else "< 0.0001" if value < 1e-4 else f"{value:.4f}"
+    return in_sentence(value).removeprefix("p ").removeprefix("= ")
 
 
 def paired_with(results: Sequence[dict], axes: Sequence[str]) -> tuple[str, str]:
@@ -162,7 +157,8 @@ def tabulate_texts(rows: Sequence[dict], corpus: dict) -> Table:
         rows.append({"name": "all together"} | corpus)
     if several:
         rows.append({"name": "mean of them", "perplexity": corpus["mean_perplexity"]})
-    is_short = not any(row.get("perplexity_interval") for row in rows)
+    has_interval = any(row.get("perplexity_interval") for row in rows)
+    is_short = not has_interval and math.isfinite(corpus["perplexity"])
     return tabulate(
         rows,
         [
@@ -172,9 +168,7 @@ def tabulate_texts(rows: Sequence[dict], corpus: dict) -> Table:
             *byte_columns(3),
             *tool_columns([corpus], 2),
         ],
-        notes=["No 95 % interval: too little text."]
-        if is_short and math.isfinite(corpus["perplexity"])
-        else [],
+        notes=["No 95 % interval: too little text."] if is_short else [],
     )
 
 
