@@ -327,44 +327,28 @@ def cross(
         return tuple(row.get(key) for key in keys)
 
     heads = dict.fromkeys(row[AXES[across]] for row in rows if AXES[across] in row)
-    lines = dict.fromkeys(line_of(row) for row in rows if set(keys) <= row.keys())
+    lines = list(dict.fromkeys(line_of(row) for row in rows if set(keys) <= row.keys()))
     placed = {(line_of(row), row.get(AXES[across])): row for row in results}
-    cells = list(itertools.product(heads, groups))
-    titles = [
-        str(head)
-        if len(groups) == 1
-        else f"{head}: {'interval' if 'interval' in group else group.replace('_', ' ')}"
-        for head, group in cells
-    ]
-    notes, advice = remarks_on(results, axes)
-    legends = [next((c.legend for c in groups[group] if c.legend), "") for group in groups]
+    columns = [Column(axis, axis, left=True) for axis in down]
+    cells = [[format_value(str(value)) for value in line] for line in lines]
+    for head, (group, of_group) in itertools.product(heads, groups.items()):
+        name = "interval" if "interval" in group else group.replace("_", " ")
+        columns.append(Column(str(head) if len(groups) == 1 else f"{head}: {name}", group))
+        for line, written in zip(lines, cells):
+            row = placed.get((line, head), {})
+            written.append(" ".join(filter(None, (c.cell(row) for c in of_group))) or NOTHING)
     of_error: dict[str, list[str]] = {}
     for row in rows:
         if "error" in row:
             of_error.setdefault(row["error"], []).append(label(row, [AXES[axis] for axis in axes]))
-    return Table(
-        [Column(axis, axis, left=True) for axis in down]
-        + [Column(title, title) for title in titles],
-        [
-            [format_value(str(value)) for value in line]
-            + [
-                " ".join(
-                    filter(None, (c.cell(placed.get((line, head), {})) for c in groups[group]))
-                )
-                or NOTHING
-                for head, group in cells
-            ]
-            for line in lines
-        ],
-        {},
-        [
-            *filter(None, legends),
-            f"Cells: {' and '.join(name.replace('_', ' ') for name in names)}.",
-            *notes,
-            *(f"{NOTHING} {'; '.join(of)}: {error}" for error, of in of_error.items()),
-        ],
-        advice,
-    )
+    remarks, advice = remarks_on(results, axes)
+    notes = [
+        *filter(None, (column.legend for of_group in groups.values() for column in of_group)),
+        f"Cells: {' and '.join(name.replace('_', ' ') for name in names)}.",
+        *remarks,
+        *(f"{NOTHING} {'; '.join(of)}: {error}" for error, of in of_error.items()),
+    ]
+    return Table(columns, cells, {}, notes, advice)
 
 
 def remarks_on(results: Sequence[dict], axes: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -434,22 +418,19 @@ def tabulate_models(rows: Sequence[dict], reference: str) -> Table:
             "Each model and the reference read the smaller of their two windows, in tokens: "
             f"{listed}. The reference is {reference}."
         )
-    lines = []
-    # the reference's own numbers, once for each window that changes them
-    for window in dict.fromkeys(row["max_length"] for row in compared if is_cut) or [None]:
-        of_window = [row for row in compared if window in (None, row["max_length"])]
-        # preferably from a comparison over tokens
-        row = max(of_window, key=lambda row: row["comparison"]["compared"] == "tokens")
-        lines.append(
-            {
-                # short, as a narrow terminal hides columns
-                "name": f"{reference} (reference)" if window is None else f"reference, L{window}",
-                "max_length": row["max_length"],
-                "own_window": row["comparison"]["reference_own_window"],
-                "bits_per_byte": row["comparison"]["reference_bits_per_byte"],
-                "perplexity": row["comparison"].get("reference_perplexity", ""),
-            }
-        )
+    # the reference's own numbers, once for each window that changes them, preferably from a
+    # comparison over tokens; their names are short, as a narrow terminal hides columns
+    by_bytes_first = sorted(compared, key=lambda row: row["comparison"]["compared"])
+    lines = [
+        {
+            "name": f"reference, L{row['max_length']}" if is_cut else f"{reference} (reference)",
+            "max_length": row["max_length"],
+            "own_window": row["comparison"]["reference_own_window"],
+            "bits_per_byte": row["comparison"]["reference_bits_per_byte"],
+            "perplexity": row["comparison"].get("reference_perplexity", ""),
+        }
+        for row in {is_cut and row["max_length"]: row for row in by_bytes_first}.values()
+    ]
     for row in rows:
         comparison = row.get("comparison", {})
         ratio = comparison.get("perplexity_ratio")

@@ -59,7 +59,7 @@ def read_result(path: str) -> dict:
     """
     try:
         written = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise ValueError(f"--verify={path} cannot be read: {error}.") from error
     if isinstance(written, dict) and not written.keys() & set(HOLDERS):
         written = {"models" if "comparison" in written else "corpus": written}
@@ -267,7 +267,7 @@ class Part:
         self.digests += [str(totals.texts_digest.value) for totals in text_totals]
 
     def to_json(self, totals, **more: object) -> str:
-        """Return the part as JSON with a checksum.
+        """Return the part as JSON.
 
         Args:
             totals: those of the scored texts; None without any.
@@ -285,30 +285,7 @@ class Part:
             "totals": None if totals is None else totals.to_json(),
             **more,
         }
-        return json.dumps(body | {"checksum": checksum(body)}) + "\n"
-
-
-def checksum(body: dict) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-
-
-def read_part(path: str) -> dict:
-    """Read the file of a part.
-
-    Raises:
-        ValueError: it is another file, or damaged.
-    """
-    try:
-        body = json.loads(Path(path).read_text("utf-8"))
-    except (ValueError, RecursionError):
-        body = None
-    if not isinstance(body, dict) or body.get("kind") != KIND:
-        raise ValueError(
-            f"{path} is not a part of a run: --merge requires files written by --part."
-        )
-    if body.pop("checksum", None) != checksum(body):
-        raise ValueError(f"{path} is damaged: its checksum is wrong. Score that part again.")
-    return body
+        return json.dumps(body) + "\n"
 
 
 def read_parts(paths: Sequence[str]) -> tuple[dict, object, list[dict], list[int]]:
@@ -319,11 +296,21 @@ def read_parts(paths: Sequence[str]) -> tuple[dict, object, list[dict], list[int
         its originals.
 
     Raises:
-        ValueError: some are missing, duplicate, damaged, or of other runs, or nothing was scored.
+        ValueError: some are missing, duplicate or of other runs, or nothing was scored.
     """
     from ..results.totals import Totals
 
-    parts = [read_part(path) for path in paths]
+    parts = []
+    for path in paths:
+        try:
+            parts.append(json.loads(Path(path).read_text("utf-8")))
+            is_part = parts[-1]["kind"] == KIND
+        except (ValueError, TypeError, KeyError):
+            is_part = False
+        if not is_part:
+            raise ValueError(
+                f"{path} is not a part of a run: --merge requires files written by --part."
+            )
     first = parts[0]
     for path, part in zip(paths, parts):
         for key, what in SHARED.items():
