@@ -403,6 +403,10 @@ def test_contexts_and_joined_texts_are_put_together_as_they_were_read():
     joined = compute(texts, protocol="gptq", max_length=2, **asked)
     [data] = Tags(show(joined, texts).html).data("data-pieces")
     assert data["text"] == " was kind.\n\n ran."
+    given = [" The co @-@ star , he said . "]
+    prose = compute(given, detokenizer="wikitext", **asked)
+    [data] = Tags(show(prose, given).html).data("data-pieces")
+    assert data["text"] == "The co-star, he said."
 
 
 def test_other_texts_than_those_of_the_results_are_refused(results):

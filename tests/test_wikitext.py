@@ -1,14 +1,8 @@
 """WikiText's word-level form to prose and back."""
 
-import os
-import sys
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from perplexity_sliding import wikitext
 
@@ -88,15 +82,3 @@ def test_words_and_marks_in_any_order_come_back(lines):
 def test_any_lines_that_begin_with_a_space_come_back(lines):
     text = "\n".join(f" {line}" for line in lines)
     assert wikitext.tokenize(wikitext.detokenize(text)) == text
-
-
-@pytest.mark.skipif("WIKITEXT_2" not in os.environ, reason="WIKITEXT_2 names no folder with it")
-@pytest.mark.parametrize("split", ["valid", "test"])
-def test_the_whole_corpus_comes_back_as_prose(split):
-    path = Path(os.environ["WIKITEXT_2"]) / f"wiki.{split}.tokens"
-    text = path.read_bytes().decode("utf-8")
-    prose = wikitext.detokenize(text)
-    assert wikitext.tokenize(prose) == text
-    left = sum(line.startswith(" ") for line in prose.split("\n"))
-    assert left <= 0.001 * text.count("\n")  # lines that stayed in WikiText's form
-    assert prose.count("@") <= 0.002 * text.count("@")  # marks that join nothing, at a line's end

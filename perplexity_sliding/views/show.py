@@ -84,7 +84,7 @@ def texts_as_read(
 ) -> tuple[list[str], list[int]]:
     """Return the scored texts as the model read them, and the offset at which each begins.
 
-    Those are chats as they were written, texts after their contexts, or joined texts.
+    Those are chats as they were written, detokenized texts, texts after their contexts, or joined texts.
 
     Args:
         scores: `token_scores` or `word_scores` of the results.
@@ -105,9 +105,9 @@ def texts_as_read(
         raise ValueError(
             f"`texts` must be as many as `results` has scores of, {len(scores)}, got {len(wholes)}."
         )
-    # The digest of texts that are scored in part is one of their parts too.
-    is_whole = "num_context_tokens" not in results
-    if is_whole and str(TextsDigest.of(texts)) != results["texts_digest"]:
+    # The digest of texts that are scored in part is one of their parts too, or of texts that were converted.
+    is_as_given = not {"num_context_tokens", "texts_as_read"} & results.keys()
+    if is_as_given and str(TextsDigest.of(texts)) != results["texts_digest"]:
         raise ValueError(
             "`texts` must be the ones that `results` are of, in their order: these have another digest."
         )
