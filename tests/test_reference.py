@@ -474,7 +474,7 @@ def test_checkpoint(compare, other, tmp_path):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"margin": 0.01}, "`margin` requires a model to compare with"),
+        ({"margin": 0.01}, "`margin` must be left out without `reference`"),
         ({"reference": {"dtype": "float32"}}, "one of model_id and model, .* got dtype"),
         ({"reference": {"model_id": "x", "model": 3}}, "one of model_id and model"),
         ({"reference": {"model_id": "x", "revision": "main"}}, "got model_id, revision"),

@@ -214,9 +214,7 @@ class ByteComparison:
         return result
 
 
-def find_pieces(
-    *sides: tuple[Measurement, list[list[Columns]]],
-) -> list[Pieces]:
+def find_pieces(*sides: tuple[Measurement, list[list[Columns]]]) -> list[Pieces]:
     """List the pieces of each text that the model and the reference both score.
 
     Args:
