@@ -112,13 +112,6 @@ def test_windows_that_a_server_cannot_read(metric, servers, tokenizer, form):
         )  # fmt: skip
 
 
-def test_contexts_spans_and_curves(both):
-    contexts = [random_text(20, n) for n in (5, 6, 7)]
-    assert_same(*both(contexts=contexts))
-    assert_same(*both(score_spans=[[(0, 20), (40, 60)], [(4, 9)], [(10, 70)]]))
-    assert_same(*both(context_lengths=[4, 8, 16], stride=2))
-
-
 def test_tokens_ranks_and_alternatives(both):
     for columns in (True, ["rank"], ["top3"]):
         assert_same(*both(return_token_scores=columns, max_length=14))
@@ -218,16 +211,6 @@ def test_progress_and_checkpoint(metric, gpt2, tokenizer, tmp_path):
 def test_addresses_with_secrets(metric, tokenizer, address):
     with pytest.raises(ValueError, match="without user, password or parameters"):
         metric.compute(predictions=TEXTS, model_id=address, tokenizer=tokenizer)
-
-
-def test_tokens_beside_those_of_the_reference(metric, gpt2, servers, tokenizer):
-    arguments = {"predictions": TEXTS, "tokenizer": tokenizer, "max_length": 12}
-    arguments |= {"reference": gpt2, "return_token_scores": True}
-    served = metric.compute(model_id=servers["vllm"], **arguments)["token_scores"]
-    expected = metric.compute(model=gpt2, **arguments)["token_scores"]
-    for of_text, of_expected in zip(served, expected):
-        del of_expected["kl"]
-        assert_same(of_text, of_expected, "token_scores")
 
 
 def test_columns_that_a_server_cannot_fill(call, tiny, gpt2, tokenizer, tmp_path):

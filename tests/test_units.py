@@ -217,21 +217,3 @@ def test_each_text_costs_what_it_costs_alone(measure, arguments):
     costs = [totals.result()["num_forward_tokens"] for totals in whole["text_totals"]]
     assert costs == [measure([text], **arguments)["num_forward_tokens"] for text in texts]
     assert sum(costs) == whole["num_forward_tokens"]
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [{}, {"protocol": "stock"}, {"protocol": "lm-eval"}, {"add_start_token": False, "stride": 3}],
-    ids=str,
-)
-def test_totals_of_shards_add_up(measure, arguments):
-    texts = [random_text(length, length) for length in (50, 7, 40, 23, 3, 61)]
-    whole = measure(texts, **arguments)
-    first, second = (
-        measure(part, return_totals=True, **arguments)["totals"] for part in (texts[:2], texts[2:])
-    )
-    added = (first + second).result()
-    assert added.keys() == whole.keys()
-    for name, value in whole.items():
-        same = value if isinstance(value, str | None) else pytest.approx(value, rel=1e-12)
-        assert added[name] == same, name

@@ -153,7 +153,7 @@ class GGUFModel(EngineModel):
         return self.lock
 
     def check(self) -> None:
-        """Do nothing: llama.cpp runs decoders alone, and reads each pass from its beginning."""
+        """Accept the model: llama.cpp runs decoders alone."""
 
     def measure_probe(self) -> float:
         """Return the mean nll of the probe text in nats per token."""

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..errors import ArgumentError
 from ..models.identity import PROBE_TOKENS, check_tokenizer, model_name, probe_text
-from ..models.interface import Batch, EngineModel, LogitBlocks, Prefix
+from ..models.interface import EngineModel
 from ..plan.tokenization import shared_lock
 from ..plan.windows import ContextLimit
 from .server_apis import VLLM, AnswerError, LogprobsAPI, Prompt, ServerError, TokenValues
@@ -149,13 +149,6 @@ class ServedModel(EngineModel):
                 ) from None
             except Refusal as error:
                 raise ValueError(f"{self.description} cannot be believed: {error}") from None
-
-    def prepare(self, length: int) -> None:
-        """Do nothing: answers are checked as they arrive."""
-
-    def logits(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
-        """Refuse to return logits, see `gives_logits`."""
-        raise TypeError(f"{self.description} returns no logits")
 
     def tokenize(self, text: str) -> list[int] | None:
         return self.source.tokenize(text)

@@ -165,7 +165,18 @@ def read_parts(
         else:
             spans = [[(len(context), len(pair))] for context, pair in zip(parts.contexts, whole)]
             streams = read_spans(tokenizer, whole, spans)
-    check_scored(streams, protocol)
+    empty = [number for number, stream in enumerate(streams) if not stream.scored_part.num_targets]
+    if empty:
+        by_lengths = protocol.pairs == "by lengths"
+        advice = "Pass `protocol='sliding'`, which separates them by characters."
+        raise ArgumentError(
+            "predictions",
+            "have at least 1 token in the scored part",
+            got="none",
+            positions=empty,
+            why="a token spans the join, or a text is empty" if by_lengths else "",
+            advice=advice if by_lengths else "Remove them.",
+        )
     if parts.boundary == "joint":
         warn_of_spanning(whole, streams)
     return whole, streams
@@ -251,23 +262,6 @@ def cut_by_lengths(
         part = ScoredPart(targets, ((len(context), len(text)),), ("",))
         streams.append(replace(stream, part=part))
     return streams
-
-
-def check_scored(streams: Sequence[TokenizedText], protocol: Protocol) -> None:
-    empty = [number for number, stream in enumerate(streams) if not stream.scored_part.num_targets]
-    if empty:
-        why, advice = "", "Remove them."
-        if protocol.pairs == "by lengths":
-            why = "a token spans the join, or a text is empty"
-            advice = "Pass `protocol='sliding'`, which separates them by characters."
-        raise ArgumentError(
-            "predictions",
-            "have at least 1 token in the scored part",
-            got="none",
-            positions=empty,
-            why=why,
-            advice=advice,
-        )
 
 
 def warn_of_spanning(texts: Sequence[str], streams: Sequence[TokenizedText]) -> None:

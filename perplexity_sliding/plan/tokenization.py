@@ -96,22 +96,14 @@ class TokenizedText:
 
     @property
     def known_offsets(self) -> np.ndarray:
-        """The offsets.
-
-        Raises:
-            TypeError: the text was tokenized without offsets.
-        """
+        """The offsets; raises a TypeError if the text was tokenized without."""
         if self.offsets is None:
             raise TypeError("the text was tokenized without offsets")
         return self.offsets
 
     @property
     def scored_part(self) -> ScoredPart:
-        """The scored part.
-
-        Raises:
-            TypeError: the text is scored as a whole.
-        """
+        """The scored part; raises a TypeError if the text is scored as a whole."""
         if self.part is None:
             raise TypeError("the text is scored as a whole")
         return self.part
