@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -245,33 +244,32 @@ def test_fail_above_is_a_gate_for_each_measurement(call):
     assert call("a.txt", "--fail-above=1e9").code == 0
 
 
-def test_a_terminated_run_says_how_to_go_on_and_goes_on(call, monkeypatch):
+def test_a_terminated_run_says_how_to_go_on_and_goes_on(call, monkeypatch, capsys, tiny):
     """As job schedulers end what has had its time: the same command computes only what is missing."""
     plain, before = main.measure, signal.getsignal(signal.SIGTERM)
+    argv = ["a.txt", "--checkpoint=run.sqlite"]
 
     def terminated(metric, texts, args, progress):
         if args.batch_size is None:  # the others end before anything is stored
             plain(metric, texts, args, progress)
         os.kill(os.getpid(), signal.SIGTERM)
 
+    def run(*more: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["score.py", *argv, f"--model={tiny}", *more])
+        assert cli.start() == 143
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        return printed.err
+
     monkeypatch.setattr(main, "measure", terminated)
-    argv = ["a.txt", "--checkpoint=run.sqlite"]
-    early = call(*argv, "--batch-size=1")
-    assert (early.code, early.out) == (143, "")
-    assert "interrupted. Nothing was stored in run.sqlite yet." in early.err
-    assert "Run the same command again to resume from run.sqlite." in call(*argv).err
-    assert signal.getsignal(signal.SIGTERM) == before
+    assert "interrupted. Nothing was stored in run.sqlite yet." in run("--batch-size=1")
+    assert "Run the same command again to resume from run.sqlite." in run()
+    signal.signal(signal.SIGTERM, before)
     monkeypatch.setattr(main, "measure", plain)
     resumed = call(*argv)
     assert resumed.out == call("a.txt").out
     assert re.search(r"resuming: the checkpoint has (\d+) of \1 tokens", resumed.err)
     assert "resuming" not in call(*argv, "--quiet").err
-
-
-def test_a_thread_may_run_it(call):
-    """Where no signals arrive."""
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(call, "a.txt", "--quiet").result(60).code == 0
 
 
 # ---- streams

@@ -5,6 +5,7 @@ main runs the steps; options defines the options; reading and files give the tex
 """
 
 import os
+import signal
 
 from .messages import fill_gaps, settle, show_traceback, to_stderr
 
@@ -19,8 +20,9 @@ def start() -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     fill_gaps()
     try:
-        from .main import main
+        from .main import main, terminate
 
+        signal.signal(signal.SIGTERM, terminate)
         return main()
     except (KeyboardInterrupt, SystemExit):
         raise

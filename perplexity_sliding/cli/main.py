@@ -3,12 +3,8 @@
 import argparse
 import json
 import os
-import signal
 import sys
-import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 
@@ -42,6 +38,11 @@ ABOVE_LIMIT, BAD_INPUT, CRASHED, INTERRUPTED, TERMINATED = 1, 2, 3, 130, 143
 
 class Terminated(KeyboardInterrupt):
     """The run received SIGTERM, which job schedulers send before they kill."""
+
+
+def terminate(*_: object) -> None:
+    """Handle SIGTERM like Ctrl-C: close files, and explain how to resume."""
+    raise Terminated
 
 
 def run(args: argparse.Namespace) -> int:
@@ -206,7 +207,7 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8 gets question marks
     args = None
     try:
-        with warnings.catch_warnings(), terminable():
+        with warnings.catch_warnings():
             warnings.showwarning = show_warning
             args = parse_arguments(argv, program_name())
             return run(args)
@@ -237,23 +238,6 @@ def main(argv: list[str] | None = None) -> int:
         show_traceback(error)
         say(f"crashed: {describe(error)}. This is a bug: please report the lines above.")
         return CRASHED
-
-
-@contextmanager
-def terminable() -> Iterator[None]:
-    """Make SIGTERM end the run like Ctrl-C: close files, and explain how to resume."""
-
-    def stop(*_: object) -> None:
-        raise Terminated
-
-    if threading.current_thread() is not threading.main_thread():  # no other receives signals
-        yield
-        return
-    previous = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 def is_one_of_several(args: argparse.Namespace | None) -> bool:
