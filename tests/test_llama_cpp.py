@@ -245,9 +245,8 @@ def test_the_metric_gives_every_line(root, compared, bits):
             # One token's: an error in log p moves KL = Σ p (log p - log q) by (1 + KL) times itself.
             cost = 2.4e-4 if value < 1 else 6e-4
         elif name == "Same top p":
-            cost = (
-                100 / compared["num_tokens"] + 6e-4
-            )  # one token, whose two likeliest are one code
+            # one token, whose two likeliest are one code
+            cost = 100 / compared["num_tokens"] + 6e-4
         assert lines[name][0] == pytest.approx(value, rel=5e-5, abs=cost), name
         if error is not None:
             cost = 1.7e-3 if name == "Same top p" else 1.1e-3

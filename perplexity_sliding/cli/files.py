@@ -114,7 +114,11 @@ def list_folder(folder: Path) -> list[str]:
             "its own split and column."
         )
 
-    inside = [path for path in folder.rglob("*") if not is_hidden(path.relative_to(folder))]
+    inside = [
+        path
+        for path in folder.rglob("*")
+        if not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    ]
     taken = sorted(str(p) for p in inside if p.is_file() and suffix(p.name) in (*TEXTS, *TABLES))
     # links to folders are not followed, because they could form a cycle
     others = {str(path) for path in inside if path.is_file() or path.is_symlink()} - {*taken}
@@ -129,10 +133,6 @@ def list_folder(folder: Path) -> list[str]:
             f"folders: {list_some(sorted(others))}."
         )
     return taken
-
-
-def is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
 
 
 def table_format(name: str) -> str | None:
