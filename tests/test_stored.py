@@ -321,6 +321,7 @@ SPOILED = {
     "twice": (lambda n: [*n, n[1]], "2/3 is given more than once"),
     "none": (lambda n: n[1:1], "requires the files of all parts"),
     "a text": (lambda n: [*n[:2], "a.txt"], "a.txt is not a part of a run"),
+    "damaged": (lambda n: [*n[:2], "damaged.json"], "damaged.json is damaged"),
     "of other settings": (lambda n: [*n[:2], "stride.json"], "the settings differ (signature"),
     "of other texts": (lambda n: [*n[:2], "texts.json"], "the texts differ (digest"),
     "written over": (lambda n: [*n, "--output", n[0]], "--output must not be one of the parts"),
@@ -330,6 +331,8 @@ SPOILED = {
 @pytest.mark.parametrize(("spoil", "message"), SPOILED.values(), ids=SPOILED)
 def test_parts_that_do_not_belong_together_are_refused(call, corpus, score_parts, spoil, message):
     names = score_parts("a.txt", "b.txt")
+    part = json.loads(Path(names[2]).read_text())
+    Path("damaged.json").write_text(json.dumps(part | {"num_empty": 7}))
     call("a.txt", "b.txt", "--part=2/3", "--stride=4", "-o", "stride.json")
     call("b.txt", "a.txt", "--part=3/3", "-o", "texts.json")
     before = Path(names[0]).read_text()

@@ -267,7 +267,7 @@ class Part:
         self.digests += [str(totals.texts_digest.value) for totals in text_totals]
 
     def to_json(self, totals, **more: object) -> str:
-        """Return the part as JSON.
+        """Return the part as JSON with a checksum.
 
         Args:
             totals: those of the scored texts; None without any.
@@ -285,7 +285,11 @@ class Part:
             "totals": None if totals is None else totals.to_json(),
             **more,
         }
-        return json.dumps(body) + "\n"
+        return json.dumps(body | {"checksum": checksum(body)}) + "\n"
+
+
+def checksum(body: dict) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
 def read_parts(paths: Sequence[str]) -> tuple[dict, object, list[dict], list[int]]:
@@ -296,7 +300,7 @@ def read_parts(paths: Sequence[str]) -> tuple[dict, object, list[dict], list[int
         its originals.
 
     Raises:
-        ValueError: some are missing, duplicate or of other runs, or nothing was scored.
+        ValueError: some are missing, duplicate, damaged, or of other runs, or nothing was scored.
     """
     from ..results.totals import Totals
 
@@ -311,6 +315,8 @@ def read_parts(paths: Sequence[str]) -> tuple[dict, object, list[dict], list[int
             raise ValueError(
                 f"{path} is not a part of a run: --merge requires files written by --part."
             )
+        if parts[-1].pop("checksum", None) != checksum(parts[-1]):
+            raise ValueError(f"{path} is damaged: its checksum is wrong. Score that part again.")
     first = parts[0]
     for path, part in zip(paths, parts):
         for key, what in SHARED.items():
