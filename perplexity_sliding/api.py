@@ -114,7 +114,9 @@ def compute_with(opened: OpenModels, arguments: dict) -> dict:
         opened: the open models; the call adds those that it loads.
         arguments: arguments of `compute`, by name.
     """
-    processes = open_processes(arguments.get("distributed", False))
+    distributed = arguments.get("distributed", False)
+    ARGUMENTS["distributed"].check("distributed", distributed)
+    processes = Processes(distributed)
     with processes.failing_together():
         request = check(processes, arguments)
         with open_session(request, processes) as session:
@@ -124,18 +126,13 @@ def compute_with(opened: OpenModels, arguments: dict) -> dict:
             return report(plan, scores)
 
 
-def open_processes(distributed: bool) -> Processes:
-    """Check `distributed`, and return the processes that share the work."""
-    ARGUMENTS["distributed"].check("distributed", distributed)
-    return Processes(distributed)
-
-
 # --- check ----------------------------------------------------------------------------------------
 
 
 def check(processes: Processes, arguments: dict) -> Request:
-    """Check the arguments, and that they are the same in all processes."""
-    given = with_defaults(arguments)
+    """Check the arguments, and that they are the same in all processes; read iterators once."""
+    check_names(list(DEFAULTS), arguments)
+    given = {name: read_once(value) for name, value in (DEFAULTS | arguments).items()}
     if given["predictions"] is None:
         raise ArgumentError(
             "predictions",
@@ -156,16 +153,6 @@ def check(processes: Processes, arguments: dict) -> Request:
         "Pass the same to every process.",
     )
     return request
-
-
-def with_defaults(arguments: dict) -> Mapping:
-    """Return all arguments of `compute`, filling in defaults and reading iterators.
-
-    Raises:
-        TypeError: an argument is unknown.
-    """
-    check_names(list(DEFAULTS), arguments)
-    return {name: read_once(value) for name, value in (DEFAULTS | arguments).items()}
 
 
 # --- open -----------------------------------------------------------------------------------------
@@ -382,10 +369,17 @@ class Scores:
 
 
 def score(session: Session, plan: CallPlan, models: Models) -> Scores:
-    """Score the texts."""
-    prepare_models(session, plan, models)
+    """Score the texts.
+
+    Raises:
+        MemoryError, ValueError: a model cannot be used.
+    """
     request, measurements, measures = plan.request, plan.measurements, plan.measures
     model, reference = models.model, models.reference
+    for one in models.compared:
+        prepare_model(one, measurements if one is model else plan.of_reference or measurements)
+        if isinstance(one, EngineModel):
+            compare_tokenizers(one, measurements[0].texts)
     comparisons: Sequence[Comparison | None] = [None] * len(measurements)
     work: Work
     if plan.carrier is not None:
@@ -405,22 +399,6 @@ def score(session: Session, plan: CallPlan, models: Models) -> Scores:
             request.given["margin"],
         )
     return Scores(models, work, columns, comparisons)
-
-
-def prepare_models(session: Session, plan: CallPlan, models: Models) -> None:
-    """Prepare each model once for all its measurements.
-
-    Raises:
-        MemoryError, ValueError: a model cannot be used.
-    """
-    read: dict[ScoredModel | None, list[Measurement]] = {
-        models.model: [*plan.measurements],
-        models.reference: plan.of_reference or plan.measurements,
-    }
-    for model in models.compared:
-        prepare_model(model, read[model])
-        if isinstance(model, EngineModel):
-            compare_tokenizers(model, plan.measurements[0].texts)
 
 
 # --- report ---------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ This module must not import slow modules: the command line reads it before torch
 import re
 import textwrap
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import product
@@ -36,8 +36,7 @@ class Anything:
     """A value that is checked where it is used.
 
     Attributes:
-        text: the command line's syntax: "names", "numbers", "name or JSON", "JSON"; None for a
-            plain string.
+        text: the command line's syntax: "names" or "JSON"; None for a plain string.
     """
 
     text: str | None = None
@@ -48,121 +47,63 @@ class Anything:
 
 @dataclass(frozen=True)
 class WholeNumber:
-    """A whole number.
-
-    Attributes:
-        low: the smallest allowed value.
-        several: whether lists are allowed; the command line separates their values by commas.
-        is_size: whether the command line accepts sizes in bytes such as 64M.
-    """
+    """A whole number of at least `low`, or a list of such where `several` are allowed."""
 
     low: int
     several: bool = False
-    is_size: bool = False
 
     def check(self, name: str, value: object) -> None:
         """Refuse other types and smaller numbers; None in a list stands for the default."""
-        if not (self.several and isinstance(value, list | tuple)):
-            value = [value]
-        elif None in value:
-            value = [each for each in value if each is not None]
-        for each in value:
-            check_whole_number(name, each, self.low)
+        is_list = self.several and isinstance(value, list | tuple)
+        for each in value if is_list else [value]:  # type: ignore[attr-defined]
+            if not (is_list and each is None):
+                check_whole_number(name, each, self.low)
 
 
 @dataclass(frozen=True)
 class WholeNumbers:
-    """Distinct whole numbers, or "doubling".
-
-    Attributes:
-        low: the smallest allowed value.
-        fewest: the minimum number of values.
-    """
+    """A list of whole numbers of at least `low`, or "doubling"."""
 
     low: int
-    fewest: int = 1
 
     def check(self, name: str, values: object) -> None:
-        """Refuse other types, smaller numbers and shorter lists."""
+        """Refuse other types, smaller numbers and an empty list."""
         if isinstance(values, str) and values == "doubling":
             return
-        must = (
-            f"be 'doubling' or a list of at least {self.fewest} different whole numbers, each at "
-            f"least {self.low}"
-        )
+        must = f"be 'doubling' or a list of whole numbers of at least {self.low}"
         if isinstance(values, str | bytes) or not isinstance(values, Iterable):
             raise ArgumentTypeError(name, must, got=repr(values))
-        values = list(values)
+        if not (values := list(values)):
+            raise ArgumentError(name, must, got="an empty list")
         for value in values:
             check_whole_number(name, value, self.low)
-        if len(set(values)) < self.fewest:
-            raise ArgumentError(name, must, got=repr(values))
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One of a few values."""
+    """One of a few values; 1 is not True."""
 
     choices: tuple
 
     def check(self, name: str, value: object) -> None:
-        """Refuse a value that is not among the choices; 1 is not accepted for True."""
-        if not any(
-            value is choice or (value == choice and isinstance(value, str))
-            for choice in self.choices
-        ):
+        """Refuse a value that is not among the choices."""
+        chosen = self.choices if isinstance(value, str) else [c for c in self.choices if c is value]
+        if value not in chosen:
             shown = ", ".join(map(repr, self.choices))
             raise ArgumentError(name, f"be one of {shown}", got=repr(value))
 
 
 @dataclass(frozen=True)
-class Flag:
-    """True or False."""
+class Being:
+    """A value of which `holds` is true."""
+
+    must: str
+    holds: Callable[[Any], bool]
 
     def check(self, name: str, value: object) -> None:
-        """Refuse other types."""
-        if not isinstance(value, bool):
-            raise ArgumentTypeError(name, "be True or False", got=repr(value))
-
-
-@dataclass(frozen=True)
-class String:
-    """A string of valid Unicode.
-
-    Attributes:
-        must: the requirement, for an error.
-        advice: how to correct the call, for an error.
-    """
-
-    must: str = "be a string"
-    advice: str = ""
-
-    def check(self, name: str, value: object) -> None:
-        """Refuse other types and lone surrogates."""
-        if not isinstance(value, str):
-            raise ArgumentTypeError(name, self.must, got=repr(value), advice=self.advice)
-        if not is_unicode(value):
-            raise ArgumentError(name, "be valid Unicode, without lone surrogates", got=repr(value))
-
-
-@dataclass(frozen=True)
-class FilePath:
-    """The path of a file."""
-
-    def check(self, name: str, value: object) -> None:
-        """Refuse other types and the empty string."""
-        if not isinstance(value, str | PathLike) or value == "":
-            raise ArgumentTypeError(name, "be the path of a file", got=repr(value))
-
-
-@dataclass(frozen=True)
-class Function:
-    """A callable."""
-
-    def check(self, name: str, value: object) -> None:
-        """Refuse other objects."""
-        if not callable(value):
-            raise ArgumentTypeError(name, "be callable", got=repr(value))
+        """Refuse other values."""
+        if not self.holds(value):
+            raise ArgumentTypeError(name, self.must, got=repr(value))
 
 
 @dataclass(frozen=True)
@@ -175,9 +116,6 @@ class Share:
             raise ArgumentTypeError(name, "be a number such as 0.01 for 1 %", got=repr(value))
         if not 0 <= float(value) < 1:
             raise ArgumentError(name, "be at least 0 and below 1 (0.01 means 1 %)", got=str(value))
-
-
-Kind = Anything | WholeNumber | WholeNumbers | Choice | Flag | String | FilePath | Function | Share
 
 
 def check_whole_number(name: str, value: object, low: int) -> None:
@@ -193,23 +131,10 @@ def is_address(model_id: object) -> bool:
     return isinstance(model_id, str) and model_id.lower().startswith(("http://", "https://"))
 
 
-def is_unicode(text: str) -> bool:
-    """Return whether a string has no lone surrogates."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 # --- the table ------------------------------------------------------------------------------------
 
 
-class _Required:
-    """Placeholder for the default of a required argument."""
-
-
-REQUIRED = _Required()
+REQUIRED = object()  # in the place of a default
 
 
 @dataclass(frozen=True)
@@ -229,7 +154,7 @@ class Argument:
     """
 
     type: str
-    kind: Kind
+    kind: Anything | WholeNumber | WholeNumbers | Choice | Being | Share
     default: object
     help: str
     option: str | None = None
@@ -381,7 +306,7 @@ ARGUMENTS = {
     ),
     "callback": Argument(
         "callable",
-        Function(),
+        Being("be callable", callable),
         None,
         "called after every batch with an object that has the attributes `done` and `total` (tokens "
         "read by the model) and `perplexity` (so far). An exception raised by the callback ends the run; added texts are kept. If the callback has a method `status`, it is "
@@ -390,7 +315,9 @@ ARGUMENTS = {
     ),
     "checkpoint": Argument(
         "str",
-        FilePath(),
+        Being(
+            "be the path of a file", lambda path: isinstance(path, str | PathLike) and path != ""
+        ),
         None,
         "path of a SQLite file that stores the scores of finished passes. Repeating an interrupted "
         "call with the same file resumes it, with the same result. Calls with another stride, window "
@@ -401,14 +328,14 @@ ARGUMENTS = {
     ),
     "identify": Argument(
         "bool",
-        Flag(),
+        Choice((True, False)),
         False,
         "digest a live model and its tokenizer, whose signature says `live` otherwise, and add the "
         "probe, the mean nll of a fixed random text, to the result. `checkpoint` does so by itself.",
     ),
     "distributed": Argument(
         "bool",
-        Flag(),
+        Choice((True, False)),
         False,
         "distribute the windows over the processes of `torchrun`. Every process must make the same "
         "call, and gets the same result. Requires accelerate.",
@@ -524,28 +451,19 @@ ARGUMENTS = {
 
 def describe_arguments() -> str:
     """Return the documentation of all arguments, in Google style."""
-    return "\n".join(
-        textwrap.fill(
-            f"{name} ({argument.type}): {argument.help}{_default_of(argument)}",
-            LINE,
-            initial_indent="    ",
-            subsequent_indent="        ",
-            break_on_hyphens=False,
-            break_long_words=False,
-        )
-        for name, argument in ARGUMENTS.items()
-    )
-
-
-def _default_of(argument: Argument) -> str:
-    """Return the default as a sentence; empty if it is None or part of the description."""
-    default = argument.default
-    if default is None or default is REQUIRED or "the default)" in argument.help:
-        return ""
-    shown = (
-        "512 MiB" if default == 2**29 else f'"{default}"' if isinstance(default, str) else default
-    )
-    return f" Defaults to {shown}."
+    described = []
+    for name, argument in ARGUMENTS.items():
+        line, default = f"{name} ({argument.type}): {argument.help}", argument.default
+        if default not in (None, REQUIRED) and "the default)" not in line:
+            line += (
+                f' Defaults to "{default}".'
+                if isinstance(default, str)
+                else f" Defaults to {default}."
+            )
+        wrapper = textwrap.TextWrapper(LINE, break_on_hyphens=False, break_long_words=False)
+        wrapper.initial_indent, wrapper.subsequent_indent = " " * 4, " " * 8
+        described.append(wrapper.fill(line))
+    return "\n".join(described)
 
 
 # --- checks ---------------------------------------------------------------------------------------
@@ -553,57 +471,39 @@ def _default_of(argument: Argument) -> str:
 # Selects a PEFT model's base model as the reference.
 WITHOUT_ADAPTER = "without adapter"
 FILE_NAME = re.compile(r"\.\w{1,7}$")
-# Names of arguments in other tools, and those of `compute`.
-COMMON_NAMES = {
-    "window": "max_length",
-    "context_length": "max_length",
-    "n_ctx": "max_length",
-    "seqlen": "max_length",
-    "texts": "predictions",
-    "data": "predictions",
-    "dataset": "predictions",
-    "text": "predictions",
-    "input_texts": "predictions",  # of the stock metric, before evaluate 0.3
-    "pretrained": "model_id",
-    "add_bos": "add_start_token",
-    "torch_dtype": "dtype",
-    "reference_model": "reference",
-    "reference_model_id": "reference",
+SURROGATE = re.compile("[\ud800-\udfff]")
+# Arguments, and their names in other tools.
+OTHER_NAMES = {
+    "max_length": ("window", "context_length", "n_ctx", "seqlen"),
+    # input_texts: of the stock metric, before evaluate 0.3
+    "predictions": ("texts", "data", "dataset", "text", "input_texts"),
+    "model_id": ("pretrained",),
+    "add_start_token": ("add_bos",),
+    "dtype": ("torch_dtype",),
+    "reference": ("reference_model", "reference_model_id"),
 }
-# Arguments of `from_pretrained` that are not also arguments of `compute`, and how they are passed.
-OF_FROM_PRETRAINED = {
-    **dict.fromkeys(
-        (
-            "trust_remote_code",
-            "revision",
-            "token",
-            "device_map",
-            "attn_implementation",
-            "subfolder",
-        ),
-        "Pass it as model_kwargs={{{name!r}: …}}.",
-    ),
-    **dict.fromkeys(
-        ("load_in_8bit", "load_in_4bit", "quantization_config"),
-        "Pass model_kwargs={{'quantization_config': BitsAndBytesConfig(…)}}.",
-    ),
-}
+# Arguments of `from_pretrained` that are passed in `model_kwargs`, by that name or another.
+OF_FROM_PRETRAINED = (
+    *("trust_remote_code", "revision", "token", "device_map", "attn_implementation", "subfolder"),
+    "quantization_config",
+)
 
 
 def check_names(known: Sequence[str], arguments: dict) -> None:
     """Refuse unknown arguments, and suggest the closest known one."""
     for name in arguments:
-        if name not in known:
-            close = get_close_matches(name, known, n=1)
-            meant = COMMON_NAMES.get(name) or (close[0] if close else None)
-            hint = (
-                "The texts are `predictions`, the model `model_id`; help(compute) lists the others."
-            )
-            if name in OF_FROM_PRETRAINED:
-                hint = OF_FROM_PRETRAINED[name].format(name=name)
-            elif meant:
-                hint = f"Did you mean `{meant}`?"
-            raise TypeError(f"compute() got an unexpected keyword argument {name!r}. {hint}")
+        if name in known:
+            continue
+        close = [known for known, others in OTHER_NAMES.items() if name in others]
+        close += get_close_matches(name, known, n=1)
+        hint = "The texts are `predictions`, the model `model_id`; help(compute) lists the others."
+        if name in OF_FROM_PRETRAINED:
+            hint = f"Pass it as model_kwargs={{{name!r}: …}}."
+        elif name in ("load_in_8bit", "load_in_4bit"):
+            hint = "Pass model_kwargs={'quantization_config': BitsAndBytesConfig(…)}."
+        elif close:
+            hint = f"Did you mean `{close[0]}`?"
+        raise TypeError(f"compute() got an unexpected keyword argument {name!r}. {hint}")
 
 
 def read_once(value: object) -> object:
@@ -613,57 +513,38 @@ def read_once(value: object) -> object:
 
 def check_texts(texts: Iterable[str], name: str = "predictions") -> list[str]:
     """Return the texts as a list; raise an error with the positions of invalid texts."""
+    got, advice = type(texts).__name__, ""
     if isinstance(texts, str | bytes):
-        raise ArgumentTypeError(
-            name,
-            "be a list of strings",
-            got=f"one {type(texts).__name__}, which would be scored character by character",
-            advice=f"Put it in a list: {name}=[text].",
-        )
-    if isinstance(texts, Mapping) or hasattr(texts, "columns") or hasattr(texts, "column_names"):
-        raise ArgumentTypeError(
-            name,
-            "be a list of strings",
-            got=f"a {type(texts).__name__}",
-            advice=f"Pass one of its columns: {name}=table['text'].",
-        )
-    try:
-        texts = list(texts)
-    except TypeError:
-        raise ArgumentTypeError(name, "be a list of strings", got=type(texts).__name__) from None
+        got = f"one {got}, which would be scored character by character"
+        advice = f"Put it in a list: {name}=[text]."
+    elif isinstance(texts, Mapping) or hasattr(texts, "columns") or hasattr(texts, "column_names"):
+        got, advice = f"a {got}", f"Pass one of its columns: {name}=table['text']."
+    if advice or not hasattr(texts, "__iter__"):
+        raise ArgumentTypeError(name, "be a list of strings", got=got, advice=advice)
+    texts = list(texts)
     if not texts:
         raise ArgumentError(name, "have at least one text", got="an empty list")
-    not_strings = [number for number, text in enumerate(texts) if not isinstance(text, str)]
-    if not_strings:
-        kinds = sorted({type(texts[number]).__name__ for number in not_strings})
-        raise ArgumentTypeError(
-            name, "contain only strings", got=", ".join(kinds), positions=not_strings
-        )
-    broken = [number for number, text in enumerate(texts) if not is_unicode(text)]
-    if broken:
+    if wrong := [number for number, text in enumerate(texts) if not isinstance(text, str)]:
+        kinds = sorted({type(texts[number]).__name__ for number in wrong})
+        raise ArgumentTypeError(name, "contain only strings", got=", ".join(kinds), positions=wrong)
+    if broken := [number for number, text in enumerate(texts) if SURROGATE.search(text)]:
         raise TextsError(
-            f"{name}",
+            name,
             f"be valid Unicode, but there are lone surrogates at {name_positions(broken)}",
             advice="Decode the bytes with errors='replace'.",
             positions=broken,
         )
-    warn_of_paths(name, texts)
-    return texts
-
-
-def warn_of_paths(name: str, texts: Sequence[str]) -> None:
-    """Warn about texts that are names of existing files."""
-    paths = [number for number, text in enumerate(texts) if FILE_NAME.search(text[-8:])]
-    paths = [number for number in paths if "\n" not in texts[number] and isfile(texts[number])]
-    if paths:
+    named = [number for number, text in enumerate(texts) if FILE_NAME.search(text[-8:])]
+    if paths := [n for n in named if "\n" not in texts[n] and isfile(texts[n])]:
+        first = repr(texts[paths[0]])
         warnings.warn(
             Wording(
-                f"`{name}` contain the name of a file at {name_positions(paths)} (first: "
-                f"{texts[paths[0]]!r}); the name itself is scored. To score the file, pass "
-                f"Path({texts[paths[0]]!r}).read_text('utf-8')."
+                f"`{name}` contain the name of a file at {name_positions(paths)} (first: {first}); "
+                f"the name itself is scored. To score the file, pass Path({first}).read_text('utf-8')."
             ),
             stacklevel=2,
         )
+    return texts
 
 
 # Arguments in which the measurements of one call may differ.
@@ -756,25 +637,6 @@ def check_supported(argument: str, protocol: Protocol) -> None:
         )
 
 
-def check_stride(stride: int, max_length: int, start: str) -> None:
-    """Refuse a stride that would skip tokens."""
-    if start == "every" and not 1 <= stride <= max_length - 1:
-        raise ArgumentError(
-            "stride",
-            f"be between 1 and max_length-1={max_length - 1} if every window begins with a "
-            "start token",
-            got=str(stride),
-            advice="Reduce it, or pass `add_start_token='once'`.",
-        )
-    if not 1 <= stride <= max_length:
-        raise ArgumentError(
-            "stride",
-            f"be between 1 and `max_length={max_length}`",
-            got=str(stride),
-            advice="A larger stride would skip tokens.",
-        )
-
-
 def check_contexts(contexts: object, num_texts: int) -> list[str] | None:
     """Return the context of each text; repeat a single string for all texts."""
     if contexts is None:
@@ -821,18 +683,11 @@ def check_spans_of(name: str, spans: Any, text: str, number: int) -> list[tuple[
         ) from None
     place = 0
     for first, end in checked:
-        if first == end:
-            raise ArgumentError(
-                name,
-                "contain no empty spans",
-                got=f"({first}, {end}) for the text at position {number}",
-                advice="Remove it.",
-            )
         if not place <= first < end <= len(text):
             raise ArgumentError(
                 name,
-                f"contain ascending spans that do not overlap, within the {len(text)} characters "
-                f"of the text at position {number}",
+                f"contain ascending spans that are not empty and do not overlap, within the "
+                f"{len(text)} characters of the text at position {number}",
                 got=f"({first}, {end})",
             )
         place = end

@@ -1,6 +1,7 @@
 """The table of arguments: what is made from it is what it says."""
 
 import inspect
+import math
 import re
 
 import pytest
@@ -12,6 +13,10 @@ from perplexity_sliding.arguments import (
     REQUIRED,
     TOKEN_COLUMNS,
     Anything,
+    Choice,
+    Share,
+    WholeNumber,
+    WholeNumbers,
     describe_arguments,
 )
 from perplexity_sliding.cli import options
@@ -33,14 +38,41 @@ def test_a_default_is_of_its_kind(name):
     ARGUMENTS[name].check(name, ARGUMENTS[name].default)
 
 
+def wrong_values(kind) -> list:
+    """Values of another type, and those just outside the range."""
+    match kind:
+        case WholeNumber(low):
+            return [low - 1, -(10**30), low + 0.5, True, str(low), math.nan, math.inf, object()]
+        case WholeNumbers(low):
+            return [low, [], [low - 1], [low + 0.5], "half", b"ab", object()]
+        case Choice():
+            return ["no such", 3, 1, b"a", object()]
+        case Share():
+            return [-0.01, 1, math.nan, "0.01", True, object()]
+    return [3, "", object()]
+
+
 @pytest.mark.parametrize(
     "name", [name for name, row in ARGUMENTS.items() if not isinstance(row.kind, Anything)]
 )
 def test_what_is_of_another_kind_is_refused_by_compute_with_its_name(metric, gpt2, tokenizer, name):
-    arguments = {"predictions": [random_text(9)], "model": gpt2, "tokenizer": tokenizer}
-    with pytest.raises((ArgumentError, ArgumentTypeError)) as refused:
-        metric.compute(**(arguments | {name: object()}))
-    assert refused.value.wording.argument == name
+    """Before anything is computed, with the value that was given; added texts stay."""
+    metric.add(prediction=random_text(9))
+    arguments, kind = {"model": gpt2, "tokenizer": tokenizer}, ARGUMENTS[name].kind
+    several = getattr(kind, "several", False)
+    for value in [*wrong_values(kind), *([[], ["16"], [4, 4]] if several else [])]:
+        with pytest.raises((ArgumentError, ArgumentTypeError)) as refused:
+            metric.compute(**(arguments | {name: value}))
+        wording = refused.value.wording
+        assert wording.argument == name and str(wording).startswith(f"`{name}` must ")
+        assert wording.got in (
+            repr(value),
+            str(value),
+            "'16'",
+            repr(value).strip("[]"),
+            "an empty list",
+        )
+    assert len(metric) == 1
 
 
 def test_columns_of_token_scores_are_those_that_can_be_measured():

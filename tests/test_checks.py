@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-import torch
 import transformers
 from models import VOCABULARY, SlowTokenizer, make_model, make_tokenizer, random_text
 
@@ -58,14 +57,6 @@ def test_what_is_added_is_checked_at_once(metric, text):
 
 
 # ---- arguments
-
-
-def test_unknown_arguments(compute, metric):
-    metric.add_batch(predictions=[TEXT])
-    with pytest.raises(TypeError, match="strid"):
-        compute(predictions=None, strid=8)
-    assert len(metric) == 1  # refused before the texts were touched
-    assert compute(predictions=None)["num_tokens"] == 40
 
 
 def test_a_start_token_in_every_window_leaves_less_room_for_the_stride(compute):
@@ -166,17 +157,6 @@ def test_a_model_without_a_limit_needs_one_past_2048_tokens(compute):
     assert result["num_tokens"] == 2048
 
 
-def test_nan_names_the_text(compute, metric, tmp_path):
-    model = make_model("gpt2", tie_word_embeddings=False)
-    with torch.no_grad():
-        model.transformer.wte.weight[50] = torch.nan
-    metric.add_batch(predictions=["w5 w6", "w7 w50 w8", "w9"])
-    with pytest.raises(ValueError, match=r"NaN for the text at position 1, .*dtype='float32'"):
-        compute(model=model, predictions=None)
-    assert leftovers(tmp_path) == []
-    assert compute(predictions=None)["num_tokens"] == 6
-
-
 # ---- nothing is lost, nothing is left
 
 
@@ -205,26 +185,11 @@ def test_texts_given_to_a_compute_that_fails_are_not_added(compute, metric):
     assert len(result["perplexities"]) == 2
 
 
-def test_texts_that_cannot_be_scored_do_not_spoil_those_added(compute, metric):
-    metric.add(prediction=TEXT)
-    with pytest.raises(ValueError, match=r"got shorter texts at position 1"):
-        compute(predictions=[""])
-    with pytest.raises(TypeError, match="got one str"):
-        compute(predictions="w5")
-    assert compute(predictions=None)["num_tokens"] == 40
-
-
 def test_no_process_waits_for_another(compute, metric, tmp_path):
     """Texts stay in memory: no file, no lock of one, nothing that two processes could share."""
     metric.add(prediction="w5 w6")
     assert compute()["num_tokens"] == 42
     assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == []
-
-
-def test_what_evaluate_does_not_know_is_not_added(metric):
-    for add in (metric.add, metric.add_batch):
-        with pytest.raises(TypeError, match="unexpected keyword argument 'texts'"):
-            add(texts=["w5"])
 
 
 def test_a_callback_may_compute_on_its_own_metric(compute, metric, tiny):
@@ -323,16 +288,3 @@ def test_a_setting_that_a_tool_lacks_is_named_without_stray_quotes(metric, gpt2,
     said = messages.describe(refused.value)
     assert said.startswith("--stride must be left out with --protocol gptq: ")
     assert "'" not in said.partition(":")[0] and "`" not in said
-
-
-def test_the_command_line_knows_the_words_of_the_metric():
-    """It has its own, since those of the metric take numpy to import."""
-    from perplexity_sliding import arguments
-    from perplexity_sliding.cli import options
-
-    assert options.WITHOUT_ADAPTER == arguments.WITHOUT_ADAPTER
-
-
-def test_texts_under_their_former_name_are_answered_with_the_present_one(metric):
-    with pytest.raises(TypeError, match="`predictions`"):
-        metric.compute(input_texts=["She closed the door."], model_id="demo_model")

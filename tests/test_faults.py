@@ -331,56 +331,23 @@ ARGUMENTS = [
     given_as("predictions", pandas.Series(["w5 w6", "w7"]), Tokens([[5, 6], [7]]), "a column of a data frame"),
     given_as("predictions", np.array(["w5 w6", "w7"]), Tokens([[5, 6], [7]]), "texts in an array"),
     given_as("predictions", iter(["w5 w6"]), Tokens([[5, 6]]), "texts from an iterator"),
-    given_as("stride", 0, Refused(ValueError, r"`stride` must be at least 1, got 0")),
-    given_as("stride", 10**30, Refused(ValueError, "`stride` must be between 1 and max_length=16")),
-    given_as("stride", math.nan, Refused(TypeError, "`stride` must be a whole number.*nan")),
     given_as("stride", CONTEXT, Tokens([TEXT_IDS], stride=CONTEXT)),
     given_as("stride", 1, Tokens([TEXT_IDS], stride=1)),
-    given_as("max_length", 1, Refused(ValueError, r"`max_length` must be at least 2, got 1")),
     given_as("max_length", 2, Tokens([TEXT_IDS], length=2, stride=1)),
-    given_as("max_length", 17, Refused(ValueError, r"`max_length` must be between 2 and 16.*position table, got 17")),
-    given_as("max_length", INF, Refused(TypeError, "`max_length` must be a whole number.*inf")),
-    given_as("max_length", ["16"], Refused(TypeError, r"`max_length` must be a whole number.*'16'")),
     given_as("max_length", [], Refused(ValueError, r"`max_length` must have at least one value")),
-    given_as("return_totals", "text", Refused(ValueError, "`return_totals` must be one of True, False, 'texts'")),
-    given_as("return_token_scores", [True], Refused(ValueError, "`return_token_scores` must contain only rank, entropy")),
-    given_as("context_lengths", b"ab", Refused(TypeError, "`context_lengths` must be 'doubling' or a list")),
-    given_as("words", [3, 4], Refused((ValueError, TypeError), "`words` must")),
     given_as("reference", {"model": make_model("gpt2"), "tokenizer": 3}, Refused(TypeError, r"`reference\['tokenizer'\]` must be a transformers tokenizer")),
     given_as("reference", "./absent", Refused(ValueError, "`reference` must be a folder or a name on the Hub")),
     given_as("stride", [4, 2, 4], Refused(ValueError, r"`stride` must have no duplicates, got \[4, 2, 4\]")),
-    given_as("batch_size", 0, Refused(ValueError, r"`batch_size` must be at least 1, got 0")),
     given_as("batch_size", 10**30, Tokens([TEXT_IDS])),
-    given_as("add_start_token", None, Refused(ValueError, "`add_start_token` must be one of.*None")),
     given_as("add_start_token", False, Tokens([TEXT_IDS], start="none")),
-    given_as("protocol", None, Refused(ValueError, "`protocol` must be one of.*None")),
     given_as("protocol", ["slidin"], Refused(ValueError, r"`protocol` must be one of.*Did you mean 'sliding'")),
-    given_as("callback", 3, Refused(TypeError, "`callback` must be callable, got 3")),
-    given_as("checkpoint", "", Refused(TypeError, "`checkpoint` must be the path of a file, got ''")),
-    given_as("checkpoint", 3, Refused(TypeError, "`checkpoint` must be the path of a file")),
     Case("a folder as checkpoint", lambda folder: {"checkpoint": save(folder, make_model("gpt2"), make_tokenizer())}, Refused(ValueError, "`checkpoint`=.* cannot be used")),
-    given_as("checkpoint", "a\0b", Refused(ValueError, "`checkpoint`=.* cannot be used"), "NUL in the checkpoint's name"),
-    given_as("strde", 8, Refused(TypeError, "'strde'.*Did you mean `stride`")),
     given_as("device", "meta", Refused(ValueError, "`device` must be left out with `model`")),
-    given_as("predictions", "one text", Refused(TypeError, r"`predictions` must be a list of strings, got one str.*\[text\]")),
     given_as("predictions", b"bytes", Refused(TypeError, r"`predictions` must be a list of strings, got one bytes")),
     given_as("predictions", 7, Refused(TypeError, r"`predictions` must be a list of strings, got int")),
     given_as("predictions", ["w5", None, "w6", 3], Refused(TypeError, r"only strings, got NoneType, int at positions 1, 3")),
     given_as("predictions", [["w5"]], Refused(TypeError, r"only strings, got list at position 0")),
     given_as("predictions", ["w5", "", "w6 w7", "  "], Refused(ValueError, r"at least 1 token each, got shorter texts at positions 1, 3")),
-    given_as("predictions", [""] * 14, Refused(ValueError, r"positions 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 4 more")),
-    given_as("stride", -3, Refused(ValueError, r"`stride` must be at least 1, got -3")),
-    given_as("stride", 17, Refused(ValueError, r"`stride` must be between 1 and max_length=16, got 17")),
-    given_as("stride", 4.0, Refused(TypeError, r"`stride` must be a whole number .*, got 4\.0")),
-    given_as("stride", True, Refused(TypeError, r"`stride` must be a whole number .*, got True")),
-    given_as("max_length", "16", Refused(TypeError, r"`max_length` must be a whole number .*, got '16'")),
-    given_as("batch_size", 2.5, Refused(TypeError, r"`batch_size` must be a whole number .*, got 2\.5")),
-    given_as("add_start_token", "always", Refused(ValueError, r"`add_start_token` must be one of True, False, 'once', 'every', got 'always'")),
-    given_as("add_start_token", 1, Refused(ValueError, r"`add_start_token` must be one of .*, got 1")),
-    given_as("protocol", "lmeval", Refused(ValueError, r"`protocol` must be one of sliding, .*fairseq, got 'lmeval'")),
-    given_as("protocol", 3, Refused(ValueError, r"`protocol` must be one of .*, got 3")),
-    given_as("callback", "print", Refused(TypeError, r"`callback` must be callable, got 'print'")),
-    given_as("device", "cpu", Refused(ValueError, r"`device` must be left out with `model`.*got 'cpu'")),
     given_as("dtype", "float16", Refused(ValueError, r"`dtype` must be left out with `model`.*got 'float16'")),
     given_as("model_kwargs", {"revision": "x"}, Refused(ValueError, r"`model_kwargs` must be left out with `model`")),
     given_as("model_id", "gpt2", Refused(ValueError, r"Exactly one of `model_id` and `model` must be given.*got both")),
@@ -388,11 +355,8 @@ ARGUMENTS = [
     folder_row("device='cuda:99' by name", untouched, Refused(ValueError, r"`device` must be a device of this machine, got 'cuda:99'"), device="cuda:99"),
     folder_row("device=0 by name", untouched, Refused(TypeError, r"`device` must be a string .* got 0"), device=0),
     folder_row("dtype='float8' by name", untouched, Refused(ValueError, r"`dtype` must be 'auto', 'float32', .* got 'float8'"), dtype="float8"),
-    folder_row("dtype=torch.int8 by name", untouched, Refused(ValueError, r"`dtype` must be .* got torch.int8"), dtype=torch.int8),
     folder_row("model_kwargs=['revision'] by name", untouched, Refused(TypeError, r"`model_kwargs` must be a dict .*\['revision'\]"), model_kwargs=["revision"]),
-    given_as("model_id", 3, Refused(TypeError, r"`model_id` must be the name of a model .* got 3"), "model_id=3 by itself", model=None, tokenizer=None),
     given_as("model_id", "", Refused(TypeError, r"`model_id` must be the name of a model .* got ''"), "model_id='' by itself", model=None, tokenizer=None),
-    folder_row("max_length=17 by name", untouched, Refused(ValueError, r"`max_length` must be between 2 and 16"), max_length=17),
     folder_row("no such device", untouched, Refused(ValueError, "`device` must be a device of this machine, got 'meta'"), device="meta"),
     folder_row("no such argument of from_pretrained", untouched, Refused(ValueError, "`model_id`=.* could not be loaded.*Check 'no_such' in `model_kwargs`"), model_kwargs={"no_such": 1}),
     *[
@@ -408,7 +372,6 @@ ARGUMENTS = [
     Case("a model without its tokenizer", lambda folder: {"tokenizer": None}, Refused(ValueError, "`tokenizer` must be given with `model`, got None")),
     folder_row("device and device_map", untouched, Refused(ValueError, "`device` must be left out if `model_kwargs` contains 'device_map'"), device="cpu", model_kwargs={"device_map": "cpu"}),
     folder_row("dtype twice", untouched, Refused(ValueError, "`dtype` must be left out if `model_kwargs` contains 'dtype'"), dtype="float32", model_kwargs={"dtype": "float16"}),
-    folder_row("dtype and torch_dtype", untouched, Refused(ValueError, "`dtype` must be left out if `model_kwargs` contains 'torch_dtype'"), dtype="float32", model_kwargs={"torch_dtype": "float16"}),
     folder_row("a name as tokenizer", untouched, Refused(TypeError, "`tokenizer` must be a transformers tokenizer, got str"), tokenizer="gpt2"),
 ]  # fmt: skip
 
@@ -429,7 +392,6 @@ TEXTS = [
     read_as_bytes("line separators", "a\x0b\x0c\x1c\x85\u2028\u2029b"),
     read_as_bytes("noncharacters and private use", "\uffff\U0010ffff\ue000"),
     read_as_bytes("control characters", "".join(map(chr, range(1, 32))) + "\x7f\x9f"),
-    given_as("predictions", [""], Refused(ValueError, "at least 1 token each, got shorter texts at position 0"), "empty text"),
     given_as("predictions", ["w5", " \n\t"], Refused(ValueError, "at least 1 token each, got shorter texts at position 1"), "white space only, where it is nothing"),
     given_as("predictions", ["w5"], Tokens([[5]]), "a single token"),
     given_as("predictions", ["w5", "w5 w6", "w7"], Refused(ValueError, "at least 2 tokens each, got shorter texts at positions 0, 2.*add_start_token`"), "single tokens without a start", add_start_token=False),
@@ -594,13 +556,6 @@ def test_every_fault_has_its_defined_outcome(metric, tmp_path, case):
     if isinstance(expected, Tokens):
         expected = naive_perplexity(arguments.get("model") or make_model("gpt2"), expected)
     assert result["perplexity"] == pytest.approx(expected, rel=1e-4)
-
-
-def test_a_row_is_counted_against_the_metric_only_if_it_can_fail(metric, tmp_path):
-    """The check of where errors come from tells the metric's modules from a library's."""
-    with pytest.raises(RuntimeError) as raised:
-        torch.zeros(2) @ torch.zeros(3)
-    assert not is_ours(raised.value)
 
 
 # ---- the whole path with random input

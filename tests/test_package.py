@@ -85,19 +85,6 @@ def test_the_version_is_the_same_everywhere():
 ELSEWHERE = {"vllm", "llama_cpp", "gguf", "resource"}
 
 
-def test_what_a_test_skips_without_is_installed_for_the_tests():
-    """A package that is named by `importorskip` or `find_spec` alone is never run."""
-    call = re.compile(r"(?:importorskip|find_spec)\(\s*[\"']([\w.]+)")
-    sources = "".join(path.read_text("utf-8") for path in (ROOT / "tests").rglob("*.py"))
-    asked = {name.partition(".")[0] for name in call.findall(sources)}
-    files = ("requirements.txt", "tests/requirements.txt", "tests/oldest.txt")
-    needed = [requirement for file in files for requirement in requirements(file).values()]
-    names = {name for one in needed for name in (one.name, *one.extras)}
-    installed = {name.replace("-", "_") for name in names}
-    assert asked - ELSEWHERE - {"pyarrow"} <= installed  # pyarrow comes with datasets
-    assert {"ray", "trl", "minicons", "wordsprobability", "mcp"} <= asked
-
-
 @pytest.fixture(scope="module")
 def source(tmp_path_factory) -> Path:
     """A clone of what is published, with its git."""

@@ -15,7 +15,6 @@ from perplexity_sliding.protocols import PROTOCOLS
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
-import renew  # noqa: E402
 from protocol_table import protocol_table, replace_table  # noqa: E402
 from snippets import PAGES, PYTHON, README, SHELL, NotInstalled, parse, printed_by, runnable, same  # noqa: E402
 
@@ -128,18 +127,6 @@ a: b
 """
 
 
-def test_blocks_are_found():
-    blocks = parse(SAMPLE)
-    assert [(b.line, b.language) for b in blocks] == [
-        (3, "python"), (7, "python"), (11, "text"), (15, "sh"), (19, "python"), (24, "yaml"),
-    ]  # fmt: skip
-    assert [b.output for b in blocks] == [None, "1\n", None, None, None, None]
-    assert [b.reason for b in blocks] == [None, None, None, "it needs the moon", None, None]
-    assert [b.line for b in runnable(SAMPLE)] == [3, 7, 19]
-    for block in runnable(SAMPLE):
-        run(block)
-
-
 @pytest.mark.parametrize(
     ("markdown", "error", "message"),
     [
@@ -156,25 +143,6 @@ def test_snippets_fail_that_should(markdown, error, message):
     (block,) = runnable(markdown)
     with pytest.raises(error, match=message):
         run(block)
-
-
-@pytest.mark.parametrize(
-    ("expected", "printed", "alike"),
-    [
-        ("perplexity 12.341\n", "perplexity 12.340\n", True),
-        ("perplexity 12.341\n", "perplexity 12.441\n", False),
-        ("12 tokens\n", "13 tokens\n", False),
-        ("{'a': 1.5, ...}\n", "{'a': 1.5, 'b': [1, 2]}\n", True),
-        ("a  b\n", "a b\n", True),
-        ("a 1.5\n", "b 1.5\n", False),
-        ("a 1.5001\n...\nb 2.5\n", "a 1.5\nc 9\nd 7.7\nb 2.5001\n", True),
-        ("a 1.5\n...\nb 2.5\n", "a 1.5\nc 9\nb 2.6\n", False),
-        ("a 1.5001\n...\n", "a 1.5\n", True),
-        ("a 1.5001\nb\n...\n", "a 1.5\nc 1\n", False),
-    ],
-)
-def test_what_counts_as_the_same_output(expected, printed, alike):
-    assert same(expected, printed) == alike
 
 
 # ---- what docs/renew.py writes
@@ -194,30 +162,3 @@ and more
 ppl|sliding|L128|S64|0123
 b,5.12345678,1
 """
-
-
-def test_an_output_is_renewed_with_what_it_leaves_out():
-    expected = PRINTED.replace("more\nand more", "...").replace("S64|0123", "...")
-    assert renew.renewed(SHOWN, PRINTED) == expected.replace("5.12345678", "5.1234...")
-
-
-def test_an_output_that_reads_otherwise_is_not_guessed():
-    with pytest.raises(renew.NotRenewed, match="another thing"):
-        renew.renewed("a word...\n", "another thing\n")
-    assert renew.renewed("a word\n", "another thing\n") == "another thing\n"
-
-
-def test_a_page_is_renewed_in_place(tmp_path):
-    page = tmp_path / "page.md"
-    old = "Text 2.5.\n\n```sh\necho 3.5\n```\n```text\n{}\n```\n\n```sh\necho 4.5\n```\n"
-    page.write_text(old.format("2.5"), "utf-8")
-    assert renew.renew_page(page) == ["page.md line 3"]
-    assert page.read_text("utf-8") == old.format("3.5")
-    assert renew.renew_page(page) == []
-
-
-def test_a_table_is_renewed_between_its_marks(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text("A\n<!-- table of: printf '| a |\\n| 2 |\\n' -->\n| a |\n| 1 |\n\nB\n", "utf-8")
-    assert renew.renew_tables(page) == ["page.md: printf '| a |\\n| 2 |\\n'"]
-    assert page.read_text("utf-8").endswith("-->\n| a |\n| 2 |\n\nB\n")

@@ -4,6 +4,8 @@ import dataclasses
 import itertools
 import json
 import math
+import re
+from pathlib import Path
 
 import evaluate
 import numpy as np
@@ -176,17 +178,6 @@ def test_shards_add_up_to_the_corpus(aggregation, lengths):
         nlls = np.concatenate([window for scored in texts for window in scored.window_nlls])
         stderr = nlls.std(ddof=1) / math.sqrt(len(nlls)) * math.exp(nlls.mean(dtype=np.float64))
         assert added["tool_stderr"] == pytest.approx(stderr, rel=1e-5)
-
-
-def test_totals_of_different_measurements_do_not_add_up():
-    texts = corpus([30])
-    totals = Totals.of(texts, Aggregation(), identity={"signature": "a"})
-    for other in (
-        Totals.of(texts, Aggregation("texts"), identity={"signature": "a"}),
-        Totals.of(texts, Aggregation(), identity={"signature": "b"}),
-    ):
-        with pytest.raises(ValueError, match="be added only if model, protocol and settings"):
-            totals + other
 
 
 def test_totals_stay_small():
@@ -428,19 +419,6 @@ def test_a_result_is_made_of_plain_python_values(
     assert json.loads(path.read_text())["perplexity"] == result["perplexity"]
 
 
-def test_numpys_whole_numbers_do_not_get_into_the_result(metric, gpt2, tokenizer):
-    result = metric.compute(
-        predictions=[random_text(30)],
-        model=gpt2,
-        tokenizer=tokenizer,
-        max_length=np.int64(8),
-        stride=np.int64(3),
-        batch_size=np.int32(2),
-        return_token_scores=True,
-    )
-    assert_plain(result)
-
-
 def test_the_cost_is_what_the_model_reads(metric, tokenizer):
     model = make_model("llama")
     read = []
@@ -551,3 +529,58 @@ def test_what_a_protocol_leaves_out_has_no_score(metric):
     scored = [place for place, value in enumerate(scores["nll"]) if value is not None]
     assert scored == [*range(9, 16), *range(25, 32)]
     assert all(scores["context_length"][place] == 0 for place in (0, 8, 16, 34))
+
+
+# ---- keys: the tables of docs/python.md name all of them
+
+
+DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "python.md"
+CHAT = [{"role": "user", "content": "w5 w6"}, {"role": "assistant", "content": " w7 w8"}]
+TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% if m['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+TEXTS = [random_text(40, seed) for seed in range(2)]
+
+
+@pytest.fixture(scope="module")
+def results() -> list[dict]:
+    """Results that have all keys among them."""
+    from perplexity_sliding import PerplexitySliding
+
+    metric = PerplexitySliding()
+    model, tokenizer = make_model("gpt2"), make_tokenizer()
+    of_chats = make_tokenizer()
+    of_chats.chat_template = TEMPLATE
+    other = {"model": make_model("gpt2", seed=1), "tokenizer": tokenizer}
+    bytewise = {"model": make_model("gpt2", vocab_size=300), "tokenizer": make_byte_tokenizer()}
+    calls = [
+        {"protocol": "llama.cpp", "max_length": 8, "detokenizer": "wikitext", "return_totals": "texts", "return_token_scores": ["entropy", "top1"]},
+        {"words": True, "contexts": "w3 w4 "},
+        {"predictions": [CHAT], "tokenizer": of_chats, "return_token_scores": True},
+        {"context_lengths": [4, 8], "return_totals": True},
+        {"stride": [4, 8]},
+        {"reference": other, "margin": 0.01, "return_token_scores": True},
+        {"reference": other, "protocol": "llama.cpp", "max_length": 8},
+        {"reference": bytewise, "return_token_scores": True, "margin": 0.01},
+    ]  # fmt: skip
+    good = {"predictions": TEXTS, "model": model, "tokenizer": tokenizer, "identify": True}
+    return [metric.compute(**(good | call)) for call in calls]
+
+
+def keys_in(section: str) -> set[str]:
+    """Keys in the first column of the table below a heading."""
+    text = DOCUMENT.read_text("utf-8").partition(f"{section}\n")[2]
+    rows = re.search(r"^\| key .*?\n(\n|\Z)", text, re.M | re.S)[0].splitlines()[2:]
+    return {key for row in rows for key in re.findall(r"`(\w+)`", row.split(" | ")[0])}
+
+
+def test_the_table_names_what_a_result_holds(results):
+    assert set().union(*results) == keys_in("## Keys of a result")
+
+
+def test_a_result_begins_with_what_is_reported(results):
+    first = ["perplexity", "perplexity_interval", "interval_sample", "interval_scope"]
+    assert list(results[1])[:5] == [*first, "bits_per_byte"]
+
+
+def test_the_table_names_what_a_comparison_holds(results):
+    came_out = [result["comparison"] for result in results if "comparison" in result]
+    assert set().union(*came_out) == keys_in("### Keys of `comparison`")

@@ -1,11 +1,17 @@
-"""Bytes, characters and words of texts, and the detokeniser of other tools."""
+"""Bytes, characters, words and digests of texts, the detokeniser of other tools, and texts after contexts."""
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from lm_eval.tasks.wikitext.preprocess_wikitext import process_results, wikitext_detokenizer
+from models import make_model
+from test_parts import make_merging_tokenizer
 
+from perplexity_sliding.digests import digest_of, same_probe
+from perplexity_sliding.layouts import runs_together
 from perplexity_sliding.plan.tokenization import TokenizedText
 from perplexity_sliding.protocols import (
     count_words,
@@ -109,3 +115,100 @@ def test_what_a_tokenizer_drops_between_texts_is_the_next_tokens():
     text, stream = "ab cd", stream_of([[0, 0], [0, 2], [3, 3], [3, 5]], added=[0, 2])
     assert measure_span(text, stream, np.ones(4, bool)) == (5, 5)
     assert measure_span(text, stream, np.arange(4) == 3) == (3, 3)
+
+
+# ---- digests
+
+
+def test_a_digest_is_of_what_is_there_in_any_order():
+    assert digest_of({"a": 1, "b": 2}) == digest_of({"b": 2, "a": 1})
+    assert digest_of({"a": 1, "b": 2}) != digest_of({"a": 2, "b": 1})
+    assert digest_of(Path("a")) == digest_of("a") != digest_of(Path("b"))
+
+
+@pytest.mark.parametrize(
+    "signature, nats",
+    [
+        ("model:a|dtype:float32|start:once", 1e-4),
+        ("dtype:float16", 0.005),
+        ("model:a|dtype:bfloat16", 0.01),
+        ("model:a|dtype:int8+float32|start:once", 0.03),  # the coarsest, where it is none of these
+        ("model:dtype:float32", 0.03),
+    ],
+)
+def test_what_two_probes_may_differ_by(signature, nats):
+    for probe in (0.5, 9.0):
+        for sign in (-1, 1):
+            assert same_probe(probe, probe + sign * 0.9 * nats, signature)
+            assert not same_probe(probe, probe + sign * 1.1 * nats, signature)
+
+
+# ---- contexts
+
+
+@pytest.mark.parametrize(
+    "context, text",
+    [
+        ("The old man", "was"),
+        ("He said.", "Then"),
+        ("one,", '"yes"'),
+        ("Answer:", "42"),
+        ("über", "äpfel"),
+        ("cost", "$5"),
+        ("Он", "пришёл"),
+        ("안녕", "하세요"),
+        ("هذا", "كتاب"),
+        ("(so)", "¿qué?"),
+    ],
+)
+def test_words_that_run_together(context, text):
+    assert runs_together(context, text)
+    assert not runs_together(context + " ", text)
+    assert not runs_together(context, "\n" + text)
+
+
+@pytest.mark.parametrize(
+    "context, text",
+    [
+        ("老人", "很好"),
+        ("老人很好。", "然后"),
+        ("カタカナ", "ひらがな"),
+        ("ประเทศ", "ไทย"),
+        ("我用", "Python"),
+        ("the well-", "known"),
+        ("The man", ", who was"),
+        ("The man", "'s hat"),
+        ("f(", "x"),
+        ("<|user|>", "Hello"),
+        ("", "was"),
+    ],
+)
+def test_what_is_written_without_a_space(context, text):
+    assert not runs_together(context, text)
+
+
+def test_a_missing_space_is_warned_of(metric):
+    model = make_model("gpt2", vocab_size=262, n_positions=64).double()
+    kwargs = {"model": model, "tokenizer": make_merging_tokenizer()}
+    with pytest.warns(UserWarning, match="run together .* position 1 .*'A housefell'"):
+        metric.compute(predictions=["old", "fell"], contexts=["The man ", "A house"], **kwargs)
+
+
+@pytest.fixture
+def items(tmp_path):
+    path = tmp_path / "items.csv"
+    path.write_text("previous,sentence\nw3 w4,w5 w6\nw7,w8\n")
+    return [path, "--context-column=previous", "--text-column=sentence"]
+
+
+def test_the_command_line_puts_the_separator_there(call, items, metric, tiny):
+    ran = call(*items, "--context-separator", " ", "--words", "--format=json")
+    texts, contexts = [" w5 w6", " w8"], ["w3 w4", "w7"]
+    expected = metric.compute(predictions=texts, contexts=contexts, words=True, model_id=tiny)
+    assert ran.json["corpus"]["perplexity"] == expected["perplexity"]
+    assert ran.json["corpus"]["word_scores"] == expected["word_scores"]
+    assert ran.warnings == []
+    rows = call(*items, "--context-separator", " ", "--words", "--format=csv").out.splitlines()
+    # characters are those of the cell
+    assert "w5,0,2," in rows[1] and "w6,3,5," in rows[2] and "w8,0,2," in rows[3]
+    assert "run together" in call(*items).err

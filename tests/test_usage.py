@@ -58,23 +58,6 @@ def test_ways_to_hand_over_texts(metric, gpt2, tokenizer):
     assert metric.compute(predictions=TEXTS[2:], **arguments) == expected
 
 
-def test_texts_do_not_stay_for_the_next_compute(metric, gpt2, tokenizer):
-    arguments = {"model": gpt2, "tokenizer": tokenizer}
-    metric.compute(predictions=TEXTS, **arguments)
-    assert len(metric) == 0
-    assert len(metric.compute(predictions=TEXTS[:1], **arguments)["perplexities"]) == 1
-
-
-def test_many_texts_of_odd_content(metric, gpt2, tokenizer):
-    """What the Arrow file between `add` and `compute` might change."""
-    texts = ["w5\x00w6", "w5 \N{ZERO WIDTH JOINER} w6", "w5\r\nw6\u2028w7", "nan", "None"] * 300
-    result = metric.compute(
-        predictions=texts, model=gpt2, tokenizer=tokenizer, return_token_scores=True
-    )
-    for text, scores in zip(texts, result["token_scores"]):
-        assert scores["offsets"][-1][1] == len(text)
-
-
 # ---- names of models
 
 
@@ -410,15 +393,6 @@ def test_the_tour_of_evaluate_saves_a_result(metric, gpt2, tokenizer, tmp_path):
     path = evaluate.save(tmp_path, experiment="run 42", **result, **hyperparams)
     stored = json.loads(path.read_text())
     assert stored["model"] == "bert-base-uncased" and stored["perplexity"] == result["perplexity"]
-
-
-def test_save(metric, gpt2, tokenizer, tmp_path):
-    result = metric.compute(
-        predictions=TEXTS, model=gpt2, tokenizer=tokenizer, return_token_scores=True
-    )
-    path = evaluate.save(tmp_path / "result.json", **result)
-    stored = json.loads(path.read_text())
-    assert {name: stored[name] for name in result} == result
 
 
 def test_the_interface_of_the_stock_metric_is_kept(metric):

@@ -11,7 +11,7 @@ from math import isnan
 from pathlib import Path
 from typing import TextIO
 
-from ..arguments import ARGUMENTS, Flag
+from ..arguments import ARGUMENTS
 from ..errors import wording_of
 
 # Controls that move the cursor, change colours or reverse the direction of writing: all but tabs and
@@ -148,7 +148,7 @@ def as_option(argument: str, value: str | None) -> str | None:
     name = OTHER_NAMES.get(argument)
     if name is None and known is not None and known.option is not None:
         name = f"--{argument.replace('_', '-')}"
-    if name is None or value in (None, "True") or isinstance(known and known.kind, Flag):
+    if name is None or value in (None, "True"):
         return name
     bare = value.strip("'")
     return f"{name} {bare.lower() if bare.strip() else value}"

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from ..about import VERSION
-from ..arguments import ARGUMENTS
+from ..arguments import ARGUMENTS, WITHOUT_ADAPTER
 from ..protocols import PROTOCOLS
 from . import stored, values
 
@@ -44,8 +44,6 @@ NUMBERS = (
     "perplexity", "bits_per_byte", "interval", "change", "pvalue", "word_perplexity", "tokens",
 )  # fmt: skip
 HAVE_INTERVALS = ("perplexity", "bits_per_byte")
-# Selects an adapter's base model as reference; `arguments` also defines it, but imports numpy.
-WITHOUT_ADAPTER = "without adapter"
 # The value for Python's None, if it differs from an omitted option.
 NONE = "none"
 

@@ -4,7 +4,7 @@ import argparse
 import json
 import re
 
-from ..arguments import Anything, Choice, Flag, Kind, Share, WholeNumber, WholeNumbers
+from ..arguments import Anything, Choice, Share, WholeNumber, WholeNumbers
 
 # Keys of JSON objects whose values are not published.
 SECRET = re.compile(r"(token|key|auth\w*|password|secret|headers?|proxies)$", re.IGNORECASE)
@@ -60,7 +60,7 @@ def unescaped(text: str) -> str:
         raise argparse.ArgumentTypeError(f"{text!r} has a bad escape: {error.reason}") from None
 
 
-def settings_of(kind: Kind) -> dict:
+def settings_of(kind: object) -> dict:
     """Return argparse's settings for a kind of value; its range is checked after parsing."""
     match kind:
         case WholeNumber(several=True):
@@ -75,8 +75,6 @@ def settings_of(kind: Kind) -> dict:
             return {"type": truth}
         case Choice(choices):
             return {"choices": [value for value in choices if value is not None]}
-        case Flag():
-            return {"action": "store_true"}
         case Share():
             return {"type": float}
         case Anything("names"):

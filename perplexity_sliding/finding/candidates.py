@@ -68,6 +68,8 @@ PRINTED = {
     "megatron": ("perplexity", "adjusted_perplexity", "nats_per_token"),
     "fairseq": ("perplexity", "bits_per_token"),
 }
+# Tools that may count the first label of a block, which is unscored.
+COUNT_ALL_LABELS = ("run-clm",)
 # Decimals that tools print, and the factor by which matching decimals increase the likelihood.
 DECIMALS = {"llama.cpp": 4, "lm-eval": 4, "run-clm": 4, "exllamav2": 4, "mlx-lm": 3}
 SAME_DECIMALS = 3.0
@@ -320,7 +322,7 @@ def agree(values: list[float], others: list[float], tolerance: float = 1e-9) -> 
 
 def averages_of(result: dict) -> dict[str, float]:
     """Return the values of a result that a paper could print."""
-    if result["protocol"] == "run-clm":
+    if result["protocol"] in COUNT_ALL_LABELS:
         # `Trainer.evaluate` divides by all labels of a block in transformers from 4.57 until 2026,
         # and still for models such as GPT-2, whose loss it does not recognise as shifted.
         block = result["max_length"]

@@ -7,7 +7,7 @@ from itertools import islice
 
 from transformers import PreTrainedTokenizerBase
 
-from ..arguments import Setting, check_stride
+from ..arguments import Setting
 from ..errors import ArgumentError, TextsError, Wording
 from ..protocols import Protocol, Start
 from ..wikitext import DETOKENIZERS
@@ -291,7 +291,14 @@ def make_plan(
     stride = setting.stride
     if stride is None:
         stride = protocol.usual_stride(max_length, start == "every")
-    check_stride(stride, max_length, start)
+    starts_each = start == "every"
+    if not 1 <= stride <= max_length - starts_each:
+        most = f"`max_length={max_length}`"
+        advice = "A larger stride would skip tokens."
+        if starts_each:
+            most = f"max_length-1={max_length - 1} if every window begins with a start token"
+            advice = "Reduce it, or pass `add_start_token='once'`."
+        raise ArgumentError("stride", f"be between 1 and {most}", got=str(stride), advice=advice)
     return Plan(protocol, int(max_length), int(stride), start, start_id)
 
 

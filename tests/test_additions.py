@@ -1,4 +1,4 @@
-"""A protocol is a row, an argument a row and five lines: what is added so works everywhere."""
+"""What is added needs few edits: a protocol is a row, a measure a class, an argument a row and five lines."""
 
 import ast
 import json
@@ -6,10 +6,14 @@ import math
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import reference
+from models import BOS, CONTEXT, make_model, make_tokenizer, random_text
 
-from perplexity_sliding.protocols import PROTOCOLS
+from perplexity_sliding.protocols import PROTOCOLS, ROWS
+from perplexity_sliding.scoring.measures import TOKEN_MEASURES, Measure
 
 ROW = """
     Protocol(
@@ -173,3 +177,73 @@ def test_no_protocol_is_asked_for_by_name(root):
     ]
     assert len(files) > 60
     assert asked == []
+
+
+# ---- a measure
+
+
+class Lead(Measure):
+    """`lead`: nats by which the likeliest token leads the second (R,)."""
+
+    columns = ("lead",)
+
+    def __call__(self, blocks):
+        first, second = blocks[0].logits.topk(2).values.T
+        return {"lead": first - second}
+
+
+def test_a_new_measure_reaches_token_scores_a_checkpoint_and_a_list(metric, monkeypatch, tmp_path):
+    monkeypatch.setitem(TOKEN_MEASURES, "lead", Lead)
+    model, text = make_model("gpt2"), random_text(40)
+    arguments = {
+        "predictions": [text],
+        "model": model,
+        "tokenizer": make_tokenizer(),
+        "stride": [CONTEXT, 5],
+        "return_token_scores": ["lead", "rank"],
+        "checkpoint": str(tmp_path / "run.sqlite"),
+    }
+    _, entry = metric.compute(**arguments)["measurements"]
+    [scores] = entry["token_scores"]
+    ids = [int(word[1:]) for word in text.split()]
+    plan = reference.sliding(len(ids), CONTEXT, 5, "once")
+    for target, context in plan.items():
+        fed = [BOS if place == reference.START else ids[place] for place in context]
+        first, second = reference.log_probs(model, fed)[-1].topk(2).values.tolist()
+        assert scores["lead"][target] == pytest.approx(first - second, abs=1e-4)
+    assert metric.compute(**arguments)["measurements"][1]["token_scores"] == [scores]  # kept
+
+
+# ---- values of the rows
+
+
+ROOT = Path(__file__).resolve().parent.parent
+TYPED_ROW = 'NEW = Protocol("new", source="a tool", description="As it does.", {})\n'
+UNKNOWN = ('encoding="defualt"', 'stride="third"', 'supported_arguments=("window",)', "stridee=3")
+
+
+def errors_of(rows: str, folder: Path) -> list[str]:
+    """What mypy says of the table with further rows."""
+    pytest.importorskip("mypy")
+    copy = folder / "protocols.py"
+    copy.write_text(
+        (ROOT / "perplexity_sliding" / "protocols.py").read_text("utf-8") + rows, "utf-8"
+    )
+    command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml")]
+    checked = subprocess.run(
+        [*command, "--no-incremental", str(copy)], capture_output=True, text=True
+    )
+    return [line for line in checked.stdout.splitlines() if ": error: " in line]
+
+
+def test_no_two_rows_have_the_same_name():
+    assert len(PROTOCOLS) == len(ROWS)
+
+
+def test_the_rows_are_of_their_types(tmp_path):
+    assert errors_of(TYPED_ROW.format('encoding="default", stride=3'), tmp_path) == []
+
+
+def test_a_value_that_nothing_knows_is_an_error(tmp_path):
+    said = errors_of("".join(map(TYPED_ROW.format, UNKNOWN)), tmp_path)
+    assert len({line.split(":")[1] for line in said}) == len(UNKNOWN)
