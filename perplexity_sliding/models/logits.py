@@ -365,21 +365,20 @@ def differ(
         tolerance: the largest difference due to rounding, relative to the logits' spread.
         scale_by: logits whose spread is used; `expected` by default.
     """
+
+    def centred(logits: torch.Tensor) -> torch.Tensor:
+        """Remove the offset of logits, on which no probability depends; replace infinite ones by 0."""
+        logits = logits.float().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        return logits - logits.mean(-1, keepdim=True)
+
+    def size(values: torch.Tensor) -> float:
+        return values.square().mean().sqrt().item() if values.numel() else 0.0
+
     # Kernels may multiply masked values by zero, so that one NaN spreads to earlier rows.
     numbers = ~(logits.isnan().any(-1) | expected.isnan().any(-1))
-    spread = root_mean_square(centred(expected if scale_by is None else scale_by))
-    difference = root_mean_square(centred(logits[numbers]) - centred(expected[numbers]))
+    spread = size(centred(expected if scale_by is None else scale_by))
+    difference = size(centred(logits[numbers]) - centred(expected[numbers]))
     return bool(difference > tolerance * max(spread, 1e-3))
-
-
-def centred(logits: torch.Tensor) -> torch.Tensor:
-    """Remove the offset of logits, which no probability depends on; replace infinite ones by 0."""
-    logits = logits.float().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-    return logits - logits.mean(-1, keepdim=True)
-
-
-def root_mean_square(values: torch.Tensor) -> float:
-    return values.square().mean().sqrt().item() if values.numel() else 0.0
 
 
 # --- a forward pass that failed -------------------------------------------------------------------

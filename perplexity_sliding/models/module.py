@@ -83,19 +83,16 @@ def position_table(model: torch.nn.Module) -> int | None:
         if "vision" in name or "visual" in name:
             continue
         if isinstance(module, torch.nn.Embedding) and name.rpartition(".")[2] in POSITION_TABLES:
-            sizes.append(module.num_embeddings - first_position(module))
+            # OPT and RoBERTa keep the first entries for themselves.
+            padding = module.padding_idx
+            kept = getattr(module, "offset", 0 if padding is None else padding + 1)
+            sizes.append(module.num_embeddings - kept)
         for attribute in ("embed_positions", "pos_encoding"):  # GPT-J and CodeGen; CTRL
             table = vars(module).get(attribute, module._buffers.get(attribute))
             if isinstance(table, torch.Tensor) and table.ndim == 2:
                 sizes.append(len(table))
     _TABLES[model] = min(sizes, default=None)
     return _TABLES[model]
-
-
-def first_position(table: torch.nn.Embedding) -> int:
-    """Return the entry of a text's first token: OPT and RoBERTa keep the first entries for themselves."""
-    padding = table.padding_idx
-    return getattr(table, "offset", 0 if padding is None else padding + 1)
 
 
 # --- the forward ----------------------------------------------------------------------------------
