@@ -1,6 +1,7 @@
 """What the page is told of a score: plain values, from which its script draws."""
 
 import math
+import re
 from collections.abc import Sequence
 
 from scipy.special import stdtrit
@@ -25,6 +26,11 @@ from .service import Scored
 
 ENDLESS = 1e9  # JSON has no infinity
 CONFIDENCE = 0.975  # two-sided 95 %
+# Other tokens of one or two Latin letters begin a longer word, and are shown so.
+SHORT_WORD = re.compile(
+    "a|i|o|ah|am|an|as|at|be|by|do|go|he|if|in|is|it|me|my|no|of|oh|on|or|so|to|up|us|we",
+    re.IGNORECASE,
+)
 FOREIGN = "It has read English only; this looks like another language."
 
 
@@ -105,12 +111,16 @@ def interval_of(scored: Scored) -> Sequence[float] | None:
 def worst_word(scored: Scored) -> dict | None:
     """Return the word that surprised most per token, its chance and what was expected."""
     worst = next(iter(most_surprising([scored], 1)), None)
+    expected = worst and worst.expected and worst.expected[0]
+    is_short = bool(expected) and re.fullmatch("[A-Za-z]{1,2}", expected)
+    if is_short and not SHORT_WORD.fullmatch(expected):
+        expected += "…"
     return worst and {
         "word": worst.word,
         "piece": worst.piece,
         "bits": in_bits(worst.nll),
         "odds": odds(worst.nll),
-        "expected": worst.expected and worst.expected[0],
+        "expected": expected,
     }
 
 

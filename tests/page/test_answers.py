@@ -124,7 +124,13 @@ def test_a_character_of_several_tokens_surprises_as_their_sum():
 
 @pytest.mark.parametrize(
     "begins, expected, said",
-    [("ia", "h", "Josh…"), ("ia", ", ", ","), ("ia", " the", "the"), ("Jos", "Al", "Al")],
+    [
+        ("ia", "h", "Josh…"),
+        ("ia", ", ", ","),
+        ("ia", " the", "the"),
+        ("Jos", "Al", "Al…"),
+        ("Jos", "We", "We"),
+    ],
 )
 def test_what_was_expected_within_a_word_is_said_with_its_beginning(begins, expected, said):
     text, offsets = "“Josian", [[0, 1], [1, 4], [4, 6], [6, 7]]
