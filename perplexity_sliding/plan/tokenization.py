@@ -191,8 +191,9 @@ def tokenize(
     Raises:
         ValueError: the tokenizer has no end-of-text token, and the encoding adds one.
     """
-    eos = tokenizer.eos_token_id
-    if encoding in ("lines", "default ended") and eos is None:
+    adds_end = encoding in ("lines", "default ended")
+    eos: Any = tokenizer.eos_token_id if adds_end else None  # to look it up takes as long as a text
+    if adds_end and eos is None:
         raise ArgumentError(
             "tokenizer",
             "have an end-of-text token (eos_token) with this protocol, which adds it after every "
