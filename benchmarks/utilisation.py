@@ -3,9 +3,8 @@
     python benchmarks/utilisation.py
 
 The rate that counts as all of it is the best of plain matrix products in the same run.  Counted are
-the operations that the windows require, two for each weight of a linear layer and token: of the
-body for every token read, of the vocabulary head for every token scored; and of attention, the
-pairs of a query and a key that it may see.
+the operations that the windows require: two for each weight and token, of attention the pairs that it
+may see.  Bare forward passes over the same windows, without a loss, are timed beside it.
 """
 
 import argparse
@@ -20,8 +19,7 @@ from workloads import make_text, make_tokenizer
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from perplexity_sliding import compute
 
-# Sizes of Qwen2.5 1.5B.
-SIZES = {
+QWEN_1_5B = {
     "hidden_size": 1536,
     "intermediate_size": 8960,
     "num_hidden_layers": 28,
@@ -38,7 +36,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=16)
     options = parser.parse_args()
     device, length = torch.device("cuda"), options.length
-    model = make_llama(SIZES, length, device)
+    model = make_llama(QWEN_1_5B, length, device)
     left, right = (
         torch.randn(MATRIX_SIZE, MATRIX_SIZE, device=device, dtype=torch.bfloat16) for _ in range(2)
     )
@@ -53,9 +51,14 @@ def main() -> None:
     seconds = fastest(ours, REPETITIONS)
     share = operations(model, results[-1], length) / seconds / rate
     print(f"windows of {length:,} tokens: {share:.1%} of the matrix rate")
-    weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    peak = torch.cuda.max_memory_allocated(device) - weights
-    print(f"peak memory above the weights: {peak / 2**20:,.0f} MiB")
+    windows = torch.randint(vocabulary, (128, length), device=device).split(options.batch_size)
+
+    @torch.inference_mode()
+    def bare() -> None:
+        for window in windows:
+            model(window, use_cache=False)
+
+    print(f"ours / bare forward passes: {seconds / fastest(bare, REPETITIONS):.2f}")
 
 
 def make_llama(sizes: dict, length: int, device: torch.device) -> transformers.LlamaForCausalLM:
@@ -70,9 +73,8 @@ def make_llama(sizes: dict, length: int, device: torch.device) -> transformers.L
 
 
 def fastest(run, repetitions: int) -> float:
-    """Return the seconds of the fastest repetition, after a warm-up."""
     times = []
-    for _ in range(1 + repetitions):
+    for _ in range(1 + repetitions):  # after a warm-up
         torch.cuda.synchronize()
         began = time.perf_counter()
         run()
@@ -84,8 +86,7 @@ def fastest(run, repetitions: int) -> float:
 def operations(model, result: dict, length: int) -> float:
     """Floating-point operations that a result's windows require."""
     linear = [m for m in model.base_model.modules() if isinstance(m, torch.nn.Linear)]
-    weights = sum(module.weight.numel() for module in linear)
-    config = model.config
+    weights, config = sum(module.weight.numel() for module in linear), model.config
     # Scores and weighted values: two operations for each number and pair, half of the pairs.
     pairs = 2 * config.num_hidden_layers * length * config.hidden_size
     body = (2 * weights + pairs) * result["num_forward_tokens"]
