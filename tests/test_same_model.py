@@ -36,9 +36,9 @@ def test_the_same_model_in_float32(metric, gpt2, tokenizer):
 
 def test_the_same_model_in_bfloat16(metric, gpt2, tokenizer):
     class Rounded(FakeServer):
-        def distributions(self, ids, body):
+        def values(self, ids, body):
             with torch.autocast("cpu", dtype=torch.bfloat16):
-                return super().distributions(ids, body)
+                return super().values(ids, body)
 
     comparison = ask(metric, gpt2, tokenizer, Rounded(gpt2, tokenizer))
     assert comparison["identity"]["same"] == "bfloat16"
