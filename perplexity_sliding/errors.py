@@ -68,51 +68,35 @@ class Wording(str):
         positions: Sequence[int] = (),
         why: str = "",
     ) -> "Wording":
-        parts = sentence, advice, argument, got, positions, why
-        wording = super().__new__(cls, _write(in_python, *parts))
-        vars(wording).update(zip(cls.__annotations__, parts))
+        parts = dict(zip(cls.__annotations__, (sentence, advice, argument, got, positions, why)))
+        wording = super().__new__(cls, write(in_python, **parts))
+        vars(wording).update(parts)
         return wording
 
     def __getnewargs__(self) -> tuple:
         return tuple(vars(self).values())  # for pickle
 
     def said(self, naming: Naming, **others: Any) -> str:
-        """Return the message in a front end's terms.
-
-        Args:
-            others: parts that replace those of the message.
-        """
-        return _write(naming, **(vars(self) | others))
+        """Return the message in a front end's terms, with other parts in the place of its own."""
+        return write(naming, **(vars(self) | others))
 
 
-def _write(
-    naming: Naming,
-    sentence: str,
-    advice: str,
-    argument: str | None,
-    got: str | None,
-    positions: Sequence[int],
-    why: str,
-) -> str:
-    written = in_terms(sentence, naming)
-    if got is not None:
-        written += f", got {got}" + (f" at {name_positions(positions)}" if len(positions) else "")
-    if why:
-        written += f": {in_terms(why, naming)}"
-    if argument is not None:
+def write(naming: Naming, **parts: Any) -> str:
+    """Write the parts of a `Wording` in a front end's terms."""
+    written = in_terms(parts["sentence"], naming)
+    if parts["got"] is not None:
+        written += f", got {parts['got']}"
+        if len(parts["positions"]):
+            written += f" at {name_positions(parts['positions'])}"
+    if parts["why"]:
+        written += f": {in_terms(parts['why'], naming)}"
+    if parts["argument"] is not None:
         written += "."
-    return f"{written} {in_terms(advice, naming)}" if advice else written
+    return f"{written} {in_terms(parts['advice'], naming)}" if parts["advice"] else written
 
 
 class _OfArgument(Exception):
-    """An error about an argument.
-
-    Args:
-        argument: its name; or the complete wording, when unpickled.
-        must: the requirement, after "must".
-        advice: see `Wording`.
-        parts: other parts of the wording.
-    """
+    """An error about an argument, which must be as said; or with a complete wording, when unpickled."""
 
     def __init__(self, argument: str, must: str = "", advice: str = "", **parts: Any) -> None:
         if not isinstance(argument, Wording):
