@@ -49,7 +49,7 @@ def main() -> None:
         results.append(compute(**arguments, batch_size=options.batch_size))
 
     seconds = fastest(ours, REPETITIONS)
-    share = operations(model, results[-1], length) / seconds / rate
+    share = count_operations(model, results[-1], length) / seconds / rate
     print(f"windows of {length:,} tokens: {share:.1%} of the matrix rate")
     windows = torch.randint(vocabulary, (128, length), device=device).split(options.batch_size)
 
@@ -83,11 +83,10 @@ def fastest(run, repetitions: int) -> float:
     return min(times[1:])
 
 
-def operations(model, result: dict, length: int) -> float:
-    """Floating-point operations that a result's windows require."""
+def count_operations(model, result: dict, length: int) -> float:
     linear = [m for m in model.base_model.modules() if isinstance(m, torch.nn.Linear)]
     weights, config = sum(module.weight.numel() for module in linear), model.config
-    # Scores and weighted values: two operations for each number and pair, half of the pairs.
+    # scores and weighted values: two operations for each number and pair, half of the pairs
     pairs = 2 * config.num_hidden_layers * length * config.hidden_size
     body = (2 * weights + pairs) * result["num_forward_tokens"]
     return body + 2 * config.hidden_size * config.vocab_size * result["num_tokens"]
