@@ -526,7 +526,9 @@ def check_texts(texts: Iterable[str], name: str = "predictions") -> list[str]:
         raise ArgumentError(name, "have at least one text", got="an empty list")
     if wrong := [number for number, text in enumerate(texts) if not isinstance(text, str)]:
         kinds = sorted({type(texts[number]).__name__ for number in wrong})
-        raise ArgumentTypeError(name, "contain only strings", got=", ".join(kinds), positions=wrong)
+        advice = "Leave out missing values." if {"float", "NoneType"} & set(kinds) else ""
+        got = ", ".join(kinds)
+        raise ArgumentTypeError(name, "contain only strings", advice, got=got, positions=wrong)
     if broken := [number for number, text in enumerate(texts) if SURROGATE.search(text)]:
         raise TextsError(
             name,

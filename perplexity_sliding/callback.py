@@ -13,8 +13,9 @@ import transformers
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from .api import DEFAULTS, compute
-from .arguments import check_names, read_once
+from .arguments import check_names, check_texts, read_once
 from .errors import ArgumentTypeError
+from .plan.parts import separate_chats
 from .plan.tokenization import Chat
 
 # Arguments that the Trainer provides.
@@ -43,7 +44,7 @@ class PerplexityCallback(TrainerCallback):
         results: the result of `compute` in the last evaluation; None before the first.
 
     Raises:
-        TypeError: `compute` does not have a setting, or the Trainer provides it.
+        TypeError: `compute` does not have a setting, the Trainer provides it, or texts are no list of strings.
     """
 
     def __init__(self, texts: Iterable[str] | Sequence[Chat], **settings: object) -> None:
@@ -51,7 +52,9 @@ class PerplexityCallback(TrainerCallback):
         given = [name for name in settings if name in OF_THE_TRAINER]
         if given:
             raise ArgumentTypeError(f"{given[0]}", "be left out: the Trainer provides it")
-        self.texts: list = list(texts)
+        predictions: Any = read_once(texts)
+        check_texts(separate_chats(predictions)[0], "texts")
+        self.texts: list = list(predictions)
         self.settings = {name: read_once(value) for name, value in settings.items()}
         self.results: dict | None = None
 

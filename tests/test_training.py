@@ -263,6 +263,11 @@ def test_settings_are_checked_before_the_training(settings, message):
         PerplexityCallback(HELD_OUT, **settings)
 
 
+def test_one_text_is_no_list_of_texts():
+    with pytest.raises(TypeError, match="scored character by character"):
+        PerplexityCallback(HELD_OUT[0])
+
+
 SCRIPT = """
 import json, os, pathlib, sys
 sys.path[:0] = [{root!r}, {root!r} + "/tests"]
