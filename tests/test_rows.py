@@ -180,10 +180,45 @@ def test_without_that_a_table_of_words_is_warned_of(call, tmp_path):
     assert not re.search("one word", call(write(tmp_path, chinese)).err)
 
 
+JOINED = {
+    "an empty cell": (["w3", "", "w5"], "w3 w5", [(0, 2), None, (3, 5)]),
+    "two words in a cell": (["w3", "w4  w5", "w6."], "w3 w4  w5 w6.", [(0, 2), (3, 9), (10, 13)]),
+    "regions": (["w3 w4", "w5", "w6 w7"], "w3 w4 w5 w6 w7", [(0, 5), (6, 8), (9, 14)]),
+    "parts of words": (["w3", "n't", "'s", "."], "w3 n't's.", [(0, 2), (3, 6), (6, 8), (8, 9)]),
+}
+
+
+@pytest.mark.parametrize(("cells", "text", "spans"), JOINED.values(), ids=JOINED)
+def test_rows_of_one_id_are_one_text(call, metric, tmp_path, of_bytes, cells, text, spans):
+    """They were scored word by word; each given row has a row, an empty one without a score."""
+    read = [{"item": "a", "pos": n, "word": cell} for n, cell in enumerate(cells)]
+    path = write(tmp_path, [*read, {"item": "b", "pos": 0, "word": "w9"}])
+    argv = ("--text-column=word", "--id-column=item", "--words", "--format=csv")
+    rows = rows_of(call(path, *argv, model=of_bytes))
+    assert [row["word"] for row in rows] == [*cells, "w9"]
+    assert [row["pos"] for row in rows] == [*map(str, range(len(cells))), "0"]
+    given = [[span for span in spans if span], [(0, 2)]]
+    result = metric.compute(predictions=[text, "w9"], model_id=of_bytes, words=given)
+    nats = [value for scores in result["word_scores"] for value in scores["surprisal"]]
+    bits = [row["surprisal_bits"] for row in rows]
+    assert [cell == "" for cell in bits[:-1]] == [span is None for span in spans]
+    shown = [float(cell) * math.log(2) for cell in bits if cell]
+    assert shown == pytest.approx(nats, rel=1e-5)
+
+
+def test_items_whose_rows_are_apart_are_refused(call, tmp_path):
+    """Each word was scored without the words before it, in silence."""
+    path = write(tmp_path, sorted(READ, key=lambda row: row["pos"]))
+    outcome = call(path, "--text-column=word", "--id-column=item", "--words")
+    assert outcome.code == 2 and "'a': sort the table by item" in outcome.err
+
+
 def test_sentences_that_share_an_id_stay_texts_of_their_own(call, tmp_path):
     rows = [{"item": "a", "text": "w3 w4"}, {"item": "a", "text": "w5 w6"}]
     outcome = call(write(tmp_path, rows), "--id-column=item", "--words", "--format=csv")
     assert [row["number"] for row in rows_of(outcome)] == ["0", "1", "0", "1"]
+    (warning,) = outcome.warnings
+    assert "rows of 'a'" in warning and "--words-column" in warning
 
 
 # ---- chats

@@ -309,8 +309,12 @@ class Scoring:
         token_scores = result.pop("token_scores", None)
         if self.args.unit:
             of_unit = token_scores if self.args.tokens else result.pop("word_scores")
-            for of_text in zip(scored, of_unit):
-                self.report.parts.append(of_text)
+            for text, read, columns in zip(texts, scored, of_unit):
+                for number, word in enumerate(text.words or ()):
+                    if word is None:  # an empty row keeps its place
+                        for key, column in columns.items():
+                            column.insert(number, "" if key == "words" else None)
+                self.report.parts.append((read, columns))
         self.keep_shown(scored, token_scores, result)
         text_totals = result.pop("text_totals")
         if self.part is not None:
@@ -465,7 +469,7 @@ class Scoring:
 
     def words_of(self, text: Text) -> list:
         """Return the words of a text, or their characters after --context-separator."""
-        words = text.words or of_spaces(text.text)
+        words = [word for word in text.words or of_spaces(text.text) if word is not None]
         before = len(self.separated(text)) - len(text.text)
         return [w if isinstance(w, str) else [place + before for place in w] for w in words]
 

@@ -48,7 +48,8 @@ class Text:
         share: its estimated share of the run, from sizes of files and numbers of rows.
         context: text that is read before it without being scored.
         chat: messages to score instead; `text` then contains the assistant's.
-        words: its words, or their (start, end) characters, end exclusive; None if not given.
+        words: its words, or their (start, end) characters, end exclusive; None if not given, and for
+            an empty row among rows of words.
         carried: the other columns of its row; a list of them where each word had a row.
         error: the reason why it could not be read; None if it could.
         place: its number among all texts, if a part of them is scored.
@@ -315,14 +316,14 @@ def without_none(value):
 
 
 def join_words(texts: Iterator[Text], args: argparse.Namespace) -> Iterator[Text]:
-    """Join rows that share an id and hold one word each, as reading times are given, to one text.
+    """Join adjacent rows that share an id to one text if one of them is a single word.
 
-    Each word keeps the other columns of its row.  Without --words or an id, such a table is scored
-    word by word, and a warning says so.
+    Each row keeps its other columns.  Without --words or an id, such a table is scored word by word,
+    and a warning says so.
     """
     if not (args.words and args.id_column):
         first = list(islice(texts, FEWEST_ROWS))
-        if len(first) == FEWEST_ROWS and all(is_one_word(text.text) for text in first):
+        if len(first) == FEWEST_ROWS and all(map(is_one_word, first)):
             say(
                 f"warning: {first[0].name} and the next rows hold one word each, which is scored "
                 "without the words before it. Pass --words, and the column that the words of a "
@@ -331,30 +332,45 @@ def join_words(texts: Iterator[Text], args: argparse.Namespace) -> Iterator[Text
         yield from first
         yield from texts
         return
+    seen, warns = set(), True
     for name, group in groupby(texts, key=lambda text: text.name):
-        words = list(group)
-        if len(words) == 1 or not all(is_one_word(text.text) and not text.error for text in words):
-            yield from words
+        rows = list(group)
+        has_word = any(map(is_one_word, rows))
+        if has_word and len(rows) == 1 and name in seen:
+            raise ValueError(
+                f"rows of an item are not adjacent, such as row {rows[0].row} of {name!r}: sort the "
+                f"table by {args.id_column}, and by the position in it."
+            )
+        seen.add(name)
+        if warns and not has_word and len(rows) > 1:
+            warns = False
+            say(
+                f"warning: the rows of {name!r} share an id, but none is a single word: each is scored "
+                "as a text of its own. Put regions of one text into one row, with --words-column."
+            )
+        if not has_word or len(rows) == 1:
+            yield from rows
             continue
         joined, spans = "", []
-        for word in (text.text.strip() for text in words):
+        for word in (text.text.strip() for text in rows):
             joined += " " if runs_together(joined, word) else ""
-            spans.append([len(joined), len(joined) + len(word)])
+            spans.append([len(joined), len(joined) + len(word)] if word else None)
             joined += word
         yield replace(
-            words[0],
-            name=name,
+            rows[0],
             text=joined,
             words=spans,
-            share=sum(text.share for text in words),
-            carried=[text.carried for text in words],
+            share=sum(text.share for text in rows),
+            carried=[text.carried for text in rows],
+            error=next((text.error for text in rows if text.error), None),
         )
 
 
-def is_one_word(text: str) -> bool:
-    """Return whether a text is a single word of a script with spaces between words."""
-    word = text.strip()
-    return len(word.split()) == 1 and (runs_together("a", word) or not re.search(r"\w", word))
+def is_one_word(row: Text) -> bool:
+    """Return whether a row is a single word of a script with spaces between words."""
+    word = row.text.strip()
+    is_spaced = runs_together("a", word) or not re.search(r"\w", word)
+    return not row.chat and len(word.split()) == 1 and is_spaced
 
 
 def read_words(cell: object, text: str, name: str) -> list:
