@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import product
+from math import inf
 from numbers import Integral, Real
 from operator import index
 from os import PathLike
@@ -107,15 +108,21 @@ class Being:
 
 
 @dataclass(frozen=True)
-class Share:
-    """A fraction, at least 0 and below 1."""
+class Number:
+    """A real number: at least `low`, and below `below`."""
+
+    low: float
+    below: float = inf
+    hint: str = ""
 
     def check(self, name: str, value: object) -> None:
         """Refuse other types and numbers outside this range."""
+        below = "" if self.below == inf else f" and below {self.below}"
+        must = f"be a number of at least {self.low}{below}{self.hint}"
         if isinstance(value, bool) or not isinstance(value, Real):
-            raise ArgumentTypeError(name, "be a number such as 0.01 for 1 %", got=repr(value))
-        if not 0 <= float(value) < 1:
-            raise ArgumentError(name, "be at least 0 and below 1 (0.01 means 1 %)", got=str(value))
+            raise ArgumentTypeError(name, must, got=repr(value))
+        if not self.low <= float(value) < self.below:
+            raise ArgumentError(name, must, got=str(value))
 
 
 def check_whole_number(name: str, value: object, low: int) -> None:
@@ -154,7 +161,7 @@ class Argument:
     """
 
     type: str
-    kind: Anything | WholeNumber | WholeNumbers | Choice | Being | Share
+    kind: Anything | WholeNumber | WholeNumbers | Choice | Being | Number
     default: object
     help: str
     option: str | None = None
@@ -370,7 +377,7 @@ ARGUMENTS = {
     ),
     "margin": Argument(
         "float",
-        Share(),
+        Number(0, 1, hint=" (0.01 means 1 %)"),
         None,
         "largest acceptable increase of perplexity: 0.01 for 1 %. The `verdict` then refers to this "
         "margin, and `within_margin` is True if the model is within it at 95 % confidence.",

@@ -61,18 +61,18 @@ print(json.dumps({
 # All edits that add an argument: where, before what, and the lines.
 ARGUMENT = (
     ("arguments.py", '    "words": Argument(', """    "max_nll": Argument(
-        "int",
-        WholeNumber(1),
+        "float",
+        Number(0.1),
         None,
         "largest nll of a token in nats; larger ones count as this.",
         "largest nll of a token, in nats",
-        "N",
+        "X",
         group="measure",
         kept="signed",
     ),
 """),
-    ("arguments.py", '    window_argument: str = "max_length"', "    max_nll: int | None = None\n"),
-    ("api.py", "    words: bool | str", "    max_nll: int | None = None,\n"),
+    ("arguments.py", '    window_argument: str = "max_length"', "    max_nll: float | None = None\n"),
+    ("api.py", "    words: bool | str", "    max_nll: float | None = None,\n"),
     ("protocols.py", '        Literal["max_length"', '        Literal["max_nll"] |\n'),
     ("protocols.py", '            *("max_length", "stride", "add_start_token", "context_l', '            "max_nll",\n'),
     ("plan/measurement.py", '        return columns["nll"]', """        if self.setting.max_nll is not None:
@@ -85,7 +85,7 @@ from perplexity_sliding import compute
 from perplexity_sliding.cli.main import main
 
 text = pathlib.Path("samples/note.txt").read_text("utf-8")
-given = {"predictions": [text], "model_id": "demo_model", "max_nll": 2, "stride": 8}
+given = {"predictions": [text], "model_id": "demo_model", "max_nll": 2.5, "stride": 8}
 result = compute(**given, return_token_scores=True, reference="demo_model")
 curve = compute(**given, context_lengths=[16, 8])["by_context_length"]
 refused = []
@@ -94,7 +94,7 @@ for wrong in ({"max_nll": 0}, {"protocol": "gptq", "stride": None}):
         compute(**(given | wrong))
     except ValueError as error:
         refused.append(str(error))
-options = ["--max-nll=2", "--stride=8", "--output=printed.json", "--quiet"]
+options = ["--max-nll=2.5", "--stride=8", "--output=printed.json", "--quiet"]
 assert main(["samples/note.txt", *options]) == 0
 assert main(["samples/note.txt", "--verify=printed.json", "--quiet"]) == 0
 print(json.dumps({"result": result, "curve": curve, "refused": refused}))
@@ -148,17 +148,17 @@ def test_a_new_argument_is_six_places_in_four_files(copy):
     reported = json.loads(run(copy, "-c", ARGUMENT_SCRIPT).splitlines()[-1])
     result = reported["result"]
     nlls = result["token_scores"][0]["nll"]
-    expected = math.fsum(min(nll, 2) for nll in nlls) / len(nlls)
-    assert max(nlls) > 2 and math.log(result["perplexity"]) == pytest.approx(expected)
+    expected = math.fsum(min(nll, 2.5) for nll in nlls) / len(nlls)
+    assert max(nlls) > 2.5 and math.log(result["perplexity"]) == pytest.approx(expected)
     assert result["comparison"]["reference_perplexity"] == pytest.approx(result["perplexity"])
-    assert all(row["nll"] < 2 for row in reported["curve"])
-    assert "|max_nll:2|" in result["signature"]
+    assert all(row["nll"] < 2.5 for row in reported["curve"])
+    assert "|max_nll:2.5|" in result["signature"]
     wrong, unsupported = reported["refused"]
-    assert wrong == "`max_nll` must be at least 1, got 0."
+    assert wrong == "`max_nll` must be a number of at least 0.1, got 0."
     assert unsupported.startswith("`max_nll` must be left out")
     printed = json.loads((copy / "printed.json").read_text("utf-8"))
     assert printed["corpus"]["perplexity"] == pytest.approx(result["perplexity"])
-    assert "--max-nll N" in run(copy, "score.py", "--help")
+    assert "--max-nll X" in run(copy, "score.py", "--help")
 
 
 def test_no_protocol_is_asked_for_by_name(root):

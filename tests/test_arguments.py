@@ -14,7 +14,7 @@ from perplexity_sliding.arguments import (
     TOKEN_COLUMNS,
     Anything,
     Choice,
-    Share,
+    Number,
     WholeNumber,
     WholeNumbers,
     describe_arguments,
@@ -47,8 +47,8 @@ def wrong_values(kind) -> list:
             return [low, [], [low - 1], [low + 0.5], "half", b"ab", object()]
         case Choice():
             return ["no such", 3, 1, b"a", object()]
-        case Share():
-            return [-0.01, 1, math.nan, "0.01", True, object()]
+        case Number(low, below):
+            return [low - 0.01, below, math.nan, str(low), True, object()]
     return [3, "", object()]
 
 

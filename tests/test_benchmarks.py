@@ -59,4 +59,4 @@ def test_utilisation_counts_what_the_windows_require():
     attention = 4 * 32 * 16 / 2  # scores and weighted values, half of the 16 keys
     expected = 100 * 2 * (2 * layer + attention) + 60 * 2 * 32 * 300
     result = {"num_forward_tokens": 100, "num_tokens": 60}
-    assert utilisation.operations(model, result, length=16) == expected
+    assert utilisation.count_operations(model, result, length=16) == expected

@@ -112,7 +112,7 @@ def test_progress_and_checkpoint(metric, gpt2, tokenizer, tmp_path):
 
 
 REFUSALS = [
-    ({"context_lengths": []}, ValueError, "`context_lengths` must be 'doubling' or a list of at"),
+    ({"context_lengths": []}, ValueError, "`context_lengths` must be 'doubling' or a list of wh"),
     ({"context_lengths": "halving"}, TypeError, "`context_lengths` must be 'doubling' or a list"),
     ({"context_lengths": 16}, TypeError, "`context_lengths` must be 'doubling' or a list"),
     ({"context_lengths": [1]}, ValueError, "`context_lengths` must be at least 2, got 1"),

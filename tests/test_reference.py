@@ -487,7 +487,7 @@ def test_checkpoint(compare, other, tmp_path):
             r"`reference\['dtype'\]` must be left out with `reference`",
         ),
         ({"reference": "x", "margin": "1 %"}, "`margin` must be a number"),
-        ({"reference": "x", "margin": 1}, "`margin` must be at least 0 and below 1"),
+        ({"reference": "x", "margin": 1}, "`margin` must be a number of at least 0 and below 1"),
         ({"reference": "x", "margin": math.nan}, "got nan"),
         ({"reference": make_model("gpt2"), "words": True}, "`words` must be left out with a ref"),
     ],

@@ -4,7 +4,7 @@ import argparse
 import json
 import re
 
-from ..arguments import Anything, Choice, Share, WholeNumber, WholeNumbers
+from ..arguments import Anything, Choice, Number, WholeNumber, WholeNumbers
 
 # Keys of JSON objects whose values are not published.
 SECRET = re.compile(r"(token|key|auth\w*|password|secret|headers?|proxies)$", re.IGNORECASE)
@@ -75,7 +75,7 @@ def settings_of(kind: object) -> dict:
             return {"type": truth}
         case Choice(choices):
             return {"choices": [value for value in choices if value is not None]}
-        case Share():
+        case Number():
             return {"type": float}
         case Anything("names"):
             return {"type": names}
