@@ -3,9 +3,10 @@
 const PAGE = JSON.parse(document.getElementById("page-data").textContent);
 const byId = (id) => document.getElementById(id);
 const GONE =
-  "The server does not answer. What you wrote is still here, and is scored as soon as it is back.";
+  "This page cannot reach its server, and goes on trying. What you wrote is still here, and is scored then.";
 const FULL = "Too many people are here just now. Please try again in a minute.";
-const RETRY_MS = 4000;
+// A server that is there answers at once, and then says at least every 15 seconds that it still is.
+const RETRY_MS = 4000, LATE_MS = 600, SILENT_MS = 5000, LOST_MS = 25_000;
 
 class Refusal extends Error {}
 
@@ -21,7 +22,7 @@ async function* messages(response) {
   }
 }
 
-/* Ask a function of the page; `told` hears of the place in the queue and of the progress. */
+/* Ask a function of the page; `told` hears of each sign of life, of the place in the queue and of the progress. */
 async function ask(name, asked, signal, told) {
   const session = Math.random().toString(36).slice(2);
   const body = JSON.stringify({
@@ -29,15 +30,19 @@ async function ask(name, asked, signal, told) {
   });
   const headers = { "Content-Type": "application/json" };
   const joined = await fetch("gradio_api/queue/join", { method: "POST", headers, body, signal });
+  if ([502, 504].includes(joined.status)) throw new Error("nobody is behind the gateway");
   if (!joined.ok) throw new Refusal(joined.status === 503 ? FULL : `The server said ${joined.status}.`);
   const stream = await fetch(`gradio_api/queue/data?session_hash=${session}`, { signal });
-  let last = {};
+  let last = {}, isDone = false;
   for await (const { msg, rank, output } of messages(stream)) {
+    told();
     if (msg === "estimation" && rank > 0) told(`You are number ${rank + 1} in the queue.`, null);
     last = output?.data?.[0] ?? last;
     if (last.said) told(last.said, last.share);
-    if (msg === "process_completed" || msg === "unexpected_error") break;
+    isDone = msg === "process_completed" || msg === "unexpected_error";
+    if (isDone) break;
   }
+  if (!isDone) throw new Error("the server went away");
   if (last.refused) throw new Refusal(last.refused);
   if (!last.result) throw new Refusal("The answer did not arrive. Please try again.");
   return last.result;
@@ -58,29 +63,39 @@ class Line {
     this.busy("");
   }
 
-  /* Return the result; null where a newer request came, or there is none. */
-  async ask(asked) {
-    this.stop();
-    const control = (this.control = new AbortController());
-    const told = (words, share) => control === this.control && this.busy(words, share);
-    const late = setTimeout(() => told("Reading…", null), 600);
+  /* Return the result; null where a newer request came, or there is none.  A server that is gone is
+     asked again and again; `isGone`: that was said already. */
+  async ask(asked, isGone = false) {
+    const control = new AbortController();
+    if (isGone) this.control.abort();
+    else this.stop();
+    this.control = control;
+    const told = (...words) => control === this.control && this.busy(...words);
+    const lose = () => setTimeout(() => control.abort(), LOST_MS);
+    const late = isGone ? 0 : setTimeout(told, LATE_MS, "Reading…");
+    const silent = setTimeout(() => { if (!isGone) told(GONE, null, true); isGone = true; }, SILENT_MS);
+    let lost = lose(), result = null, failure = null;
+    const heard = (words, share) => {
+      clearTimeout(silent);
+      clearTimeout(lost);
+      lost = lose();
+      if (words ?? isGone) told(words ?? "Reading…", share);
+      isGone = false;
+    };
     try {
-      const result = await ask(this.name, asked, control.signal, told);
-      if (control !== this.control) return null;
-      this.busy("");
-      return result;
+      result = await ask(this.name, asked, control.signal, heard);
     } catch (error) {
-      if (control !== this.control) return null;
-      if (error instanceof Refusal) {
-        this.busy(error.message, null, true);
-        return null;
-      }
-      this.busy(GONE, null, true);
-      await new Promise((go) => { this.retry = setTimeout(go, RETRY_MS); });
-      return control === this.control ? this.ask(asked) : null;
-    } finally {
-      clearTimeout(late);
+      failure = error;
     }
+    for (const timer of [late, silent, lost]) clearTimeout(timer);
+    if (control !== this.control) return null;
+    if (failure && !(failure instanceof Refusal)) {
+      if (!isGone) this.busy(GONE, null, true);
+      await new Promise((go) => { this.retry = setTimeout(go, RETRY_MS); });
+      return control === this.control ? this.ask(asked, true) : null;
+    }
+    this.busy(failure?.message ?? "", null, Boolean(failure));
+    return result;
   }
 }
 

@@ -1,6 +1,6 @@
 /* The page: what was chosen, what is scored, and what is said about it. */
 const SETTINGS = ["model", "window", "stride", "start", "protocol"];
-const KEPT = "perplexity-sliding", TYPED_MS = 150, CHARACTERS_A_MS = 100, FEWEST_COMPARED = 4;
+const KEPT = "perplexity-sliding", TYPED_MS = 150, CHARACTERS_A_MS = 100, FEWEST_COMPARED = 4, MILLION = 1e6;
 const COLOURS = {
   surprise: "surprise", rank: "rank of the guess", context: "tokens before it", window: "window",
 };
@@ -12,7 +12,12 @@ let typed = ""; // the visitor's own text, to which one comes back from others
 let hasArrived = false; // whether the text came as a whole, and was not scored yet
 let hasGlided = false;
 const editor = new Editor(choose);
-const line = new Line("score", busyIn(byId("busy")));
+let asking = null; // the field for researchers that was changed, until its score is there
+const showBusy = busyIn(byId("busy"));
+const line = new Line("score", (words, share, isAlert) => {
+  showBusy(words, share, isAlert);
+  if (isAlert && asking && words !== GONE) markWrong(asking, words);
+});
 
 function request() {
   return { ...state, text: area.value };
@@ -34,7 +39,10 @@ async function score() {
   const asked = request();
   if (!asked.text.trim()) {
     line.stop();
-    byId("busy").textContent = "No text is there: write or paste one, or try another.";
+    byId("busy").textContent = byId("verdict").textContent =
+      "No text is there: write or paste one, or try another.";
+    byId("perplexity").textContent = "–";
+    byId("answer").className = "none";
     return null;
   }
   const answer = await line.ask(asked);
@@ -84,10 +92,11 @@ area.addEventListener("focus", () => { if (!isAsked) area.select(); }, { once: t
 
 function showScore(answer) {
   result = answer;
-  byId("answer").classList.remove("old");
+  byId("answer").className = "";
   editor.show(answer.text, answer.settings);
   byId("play").hidden = answer.text.windows.length < 2 || !answer.text.slides;
-  byId("perplexity").textContent = number(answer.perplexity);
+  byId("perplexity").textContent = inFigures(answer.perplexity);
+  byId("perplexity").classList.toggle("words", answer.perplexity > MILLION);
   byId("give").textContent = `perplexity${giveOrTake(answer)}`;
   byId("verdict").textContent = answer.verdict;
   const { model } = answer.settings, own = "This model is tiny, and has read only old novels.";
@@ -98,11 +107,13 @@ function showScore(answer) {
   showLab(answer);
 }
 
+const inFigures = (value, figures = number(value)) => (value > MILLION ? "more than a million" : figures);
+
 /* The ± as the two ends between which it lies: it is no symmetric one. */
 function giveOrTake({ interval }) {
   if (!interval) return "";
-  const [low, high] = interval.map((end) => fmt(Number(end.toPrecision(3))));
-  return `, give or take: ${low} to ${interval[1] > 1e6 ? "more than a million" : high}`;
+  const [low, high] = interval.map((end) => inFigures(end, fmt(Number(end.toPrecision(3)))));
+  return `, give or take: ${low === high ? low : `${low} to ${high}`}`;
 }
 
 function tellWorst(worst) {
@@ -387,22 +398,44 @@ byId("colours").addEventListener("change", ({ target }) => editor.recolour(targe
 for (const name of SETTINGS) {
   byId(name).addEventListener("change", ({ target }) => {
     const value = target.value.trim();
+    if (!target.validity.valid) return markWrong(target, wrongNumber(target));
+    markWrong(target, "");
+    asking = target;
     if (name === "model") Object.assign(state, { window: null, stride: null });
     if (name === "protocol") Object.assign(state, { stride: null, start: null });
     if (!["window", "stride"].includes(name)) return choose({ [name]: value || null });
-    return choose({ [name]: value === "" ? null : Math.trunc(Number(value)) });
+    return choose({ [name]: Number(value) });
   });
+  const wrong = make("p", "alert"), cell = make("div"), label = byId(name).parentElement;
+  wrong.id = `${name}-wrong`;
+  wrong.setAttribute("role", "alert");
+  label.replaceWith(cell);
+  cell.append(label, wrong);
 }
+
+/* Say beside a field what is wrong with it, "" for nothing. */
+function markWrong(field, words) {
+  byId(`${field.id}-wrong`).textContent = words;
+  for (const [name, value] of [["aria-invalid", "true"], ["aria-describedby", `${field.id}-wrong`]]) {
+    if (words) field.setAttribute(name, value);
+    else field.removeAttribute(name);
+  }
+}
+const wrongNumber = ({ id, min, max }) => `The ${id} must be a whole number from ${min} to ${fmt(Number(max))}. ` +
+  `The number that is shown is still of ${fmt(result.settings[id])}.`;
 byId("context").addEventListener("input", ({ target }) => choose({ context: target.value }));
 
 function showLab({ settings, recipe, numbers, notes }) {
   const protocol = state.protocol ?? "sliding", known = PAGE.protocols[protocol];
   const values = { ...settings, protocol, start: state.start ?? PAGE.starts[0] };
+  byId("window").max = settings.longest;
+  byId("stride").max = settings.window;
+  byId("stride").disabled = !known.stride;
+  asking = null;
   for (const name of SETTINGS) {
     if (document.activeElement !== byId(name)) byId(name).value = values[name] ?? "";
+    if (byId(name).validity.valid) markWrong(byId(name), "");
   }
-  byId("window").max = byId("stride").max = settings.longest;
-  byId("stride").disabled = !known.stride;
   byId("idea").textContent = known.idea;
   byId("recipe").textContent = recipe;
   byId("numbers").replaceChildren(...numbers.map(([name, value, words]) => {

@@ -99,7 +99,7 @@ async function drawCard() {
     }
     y += line * size;
   }
-  const wide = write(draw, number(result.perplexity), margin, height - 130, 96, { weight: 700 });
+  const wide = write(draw, inFigures(result.perplexity), margin, height - 130, result.perplexity > MILLION ? 72 : 96, { weight: 700 });
   write(draw, "perplexity", margin + wide + 20, height - 130, 30, { ink: "#566074" });
   const { worst } = result, told = worst ? `Biggest surprise: “${worst.word}”, ${worst.odds}` : result.verdict;
   write(draw, told, margin, height - 78, 30, { weight: 600 });
@@ -168,9 +168,9 @@ byId("open-share").addEventListener("click", async () => {
   body.append(image); // its place is kept while it is drawn
   const picture = await drawCard(), link = await address();
   const { worst } = result, odd = worst ? ` The biggest surprise: “${worst.word}”, ${worst.odds}.` : "";
-  const text = `A language model finds my words this surprising: ${number(result.perplexity)}.${odd} And yours? ${link}`;
+  const text = `A language model finds my words this surprising: ${inFigures(result.perplexity)}.${odd} And yours? ${link}`;
   image.src = URL.createObjectURL(picture);
-  image.alt = `${area.value.slice(0, 200)} ${number(result.perplexity)}.${odd}`;
+  image.alt = `${area.value.slice(0, 200)} ${inFigures(result.perplexity)}.${odd}`;
   const carries = new URL(link).hash
     ? "The link shows your words to who opens it; no server keeps them."
     : "The text is too long for a link: the link has the settings only.";

@@ -191,20 +191,57 @@ def test_address_and_reload_bring_text_and_settings_back(browser, url, longest):
 def test_a_server_that_is_gone_is_said_and_asked_again(page):
     with on_line(page.browser, offline=True):
         page.fill("Nobody is there.")
-        page.until(lambda: "does not answer" in page.told("#busy"))
-        assert page.text == "Nobody is there."
+        page.until(lambda: "cannot reach its server" in page.told("#busy"))
+        time.sleep(1)
+        assert "cannot reach its server" in page.told("#busy") and page.text == "Nobody is there."
     page.until(lambda: page.script("return !document.querySelector('#answer.old')"), patience=30)
     assert page.shown == "Nobody is there." and page.told("#busy") == ""
 
 
-def test_what_is_refused_says_so(page):
+def test_a_server_that_hangs_is_said_until_it_answers(page):
+    page.script(
+        "const ask = window.fetch, hung = new Promise((go) => { window.goOn = go; });"
+        "window.fetch = async (...asked) => { await hung; return ask(...asked); };"
+    )
+    page.fill("It hangs.")
+    page.until(lambda: "cannot reach its server" in page.told("#busy"), patience=10)
+    page.script("window.goOn()")
+    page.scored()
+    assert page.shown == "It hangs."
+
+
+def test_what_is_refused_says_so_beside_its_field(page, longest):
+    shown = page.scored()
+    for name, value in (
+        ("window", "100000"),
+        ("window", "abc"),
+        ("window", "0"),
+        ("stride", "500"),
+    ):
+        page.enter(name, value)
+        field = page.one(f"#{name}")
+        assert field.get_attribute("aria-invalid") == "true", value
+        said = page.told(f"#{field.get_attribute('aria-describedby')}")
+        assert f"still of {longest if name == 'window' else longest // 2}" in said
+        assert page.scored() == shown and f"window {longest} " in page.told("#recipe")
     page.enter("model", "owner/code")
     page.until(lambda: "program code of its own" in page.told("#busy"))
     assert page.one("#busy").get_attribute("role") == "alert"
+    assert page.told("#busy") == page.told("#model-wrong")
     page.enter("model", "owner/bytes")
     page.scored()
     assert page.told("#busy") == "" and "owner/bytes" in page.told("#who")
     assert page.one("#window").get_property("max") == "32"
+    assert not page.all("[aria-invalid]")
+
+
+def test_without_a_text_no_number_stands_there(page):
+    page.scored("A text.")
+    page.fill("")
+    page.until(lambda: "No text is there" in page.told("#verdict"))
+    assert page.told("#perplexity") == "–" and not page.one("#story").is_displayed()
+    page.scored("A text again.")
+    assert page.one("#story").is_displayed()
 
 
 def choose_sample(page, name):
