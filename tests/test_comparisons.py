@@ -331,6 +331,13 @@ def test_plotted_numbers_of_a_comparison(metric, tiny, other):
     ratio = result["comparison"]["perplexity_ratio"]["ratio"]
     assert ratios.lines[0].get_xdata().tolist() == [ratio] * 2
     assert divergences.lines[0].get_xdata().tolist() == [result["comparison"]["kl"]] * 2
+    groups[0]["kl_interval"] = None  # too little text
+    result["comparison"]["by_tokens_seen"] = groups = groups[:1] + groups[-1:]
+    by_context = plots.draw_models(rows, ["model"]).axes[0]
+    assert by_context.lines[1].get_ydata().tolist() == [groups[1]["kl"]], "the others are hollow"
+    assert "band" in by_context.get_xlabel()
+    groups[1]["kl_interval"] = None
+    assert "band" not in plots.draw_models(rows, ["model"]).axes[0].get_xlabel()
 
 
 def test_paired_changes_of_contexts_are_drawn():

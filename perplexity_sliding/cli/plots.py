@@ -156,6 +156,20 @@ def draw_costs(rows: list[dict]) -> Figure:
     return figure
 
 
+def draw_band(axes: Axes, lengths: Sequence[float], values: Sequence[Estimate]) -> str:
+    """Draw values, without an interval hollow, and a band of the intervals; return the label of both."""
+    known = [(length, value, *bounds) for length, (value, bounds) in zip(lengths, values) if bounds]
+    line = {"color": INK, "marker": "o", "markersize": 5, "linewidth": 1}
+    axes.plot(lengths, [value for value, _ in values], markerfacecolor="white", **line)
+    axes.set_xscale("log", base=2)
+    if not known:
+        return "\n(too little text for intervals)"
+    inside, middle, low, high = zip(*known)
+    axes.plot(inside, middle, **line | {"linewidth": 0})
+    axes.fill_between(inside, low, high, color=GREY, alpha=0.4, linewidth=0)
+    return "\n(band: 95 % interval; hollow: without)"
+
+
 def draw_contexts(rows: list[dict]) -> Figure:
     """Draw how the perplexity of the same tokens changes with the length of context, with its band."""
     figure = Figure(figsize=(7.5, 4.2), layout="constrained")
@@ -163,17 +177,14 @@ def draw_contexts(rows: list[dict]) -> Figure:
     lengths = [row["context_length"] for row in rows]
     changes = paired_changes(rows[::-1], "ratio_to_longest")[::-1]
     drawn = changes or [(row["perplexity"], row["interval"]) for row in rows]
-    bounds = [interval or (math.nan, math.nan) for _, interval in drawn]
-    axes.fill_between(lengths, *zip(*bounds), color=GREY, alpha=0.4, linewidth=0)
-    axes.plot(lengths, [v for v, _ in drawn], color=INK, marker="o", markersize=5, linewidth=1)
-    axes.set_xscale("log", base=2)
+    band = draw_band(axes, lengths, drawn)
     axes.xaxis.set_minor_locator(NullLocator())
     if changes:
         axes.axhline(0.0, color=GREY, linewidth=1)
         against = f"a context of {lengths[-1]:,}"
-        axes.set_ylabel(f"perplexity against {against}, %\n(band: 95 % interval, paired)")
+        axes.set_ylabel(f"perplexity against {against}, %{band}")
     else:
-        axes.set_ylabel("perplexity per token (band: 95 % interval)")
+        axes.set_ylabel(f"perplexity per token{band}")
     for row, (value, _) in zip(rows, drawn):
         axes.annotate(f"{row['perplexity']:.2f}", (row["context_length"], value), **ABOVE)
     axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
@@ -235,6 +246,9 @@ def draw_models(rows: Sequence[dict], axes: Sequence[str]) -> Figure:
             place.axvline(same, color=GREY, linewidth=1)
         elif "KL" in title and min(numbers) > 0:
             place.set_xscale("log")
+            place.set_xticks(np.geomspace(min(numbers), max(numbers), 3))
+            place.xaxis.set_minor_locator(NullLocator())
+            place.xaxis.set_major_formatter("{x:.2g}")
     return figure
 
 
@@ -275,12 +289,8 @@ def draw_comparison(report: dict) -> Figure:
 def draw_groups(axes: Axes, groups: Sequence[dict], name: str, label: str) -> None:
     """Draw a number by the length of the context, with its interval as a band."""
     centres = [math.sqrt(group["low"] * group["high"]) for group in groups]
-    axes.plot(centres, [group[name] for group in groups], color=INK, marker="o", markersize=4)
-    known = [n for n, group in enumerate(groups) if group[f"{name}_interval"] is not None]
-    bands = np.array([groups[n][f"{name}_interval"] for n in known]).reshape(-1, 2)
-    axes.fill_between([centres[n] for n in known], *bands.T, color=GREY, alpha=0.4, linewidth=0)
-    axes.set_xscale("log", base=2)
-    axes.set_xlabel("tokens of context (band: 95 % interval)")
+    estimates = [(group[name], group[f"{name}_interval"]) for group in groups]
+    axes.set_xlabel(f"tokens of context{draw_band(axes, centres, estimates)}")
     axes.set_ylabel(label)
 
 
