@@ -183,7 +183,7 @@ def test_labels_columns_and_gates_name_models(sweep, call):
     ]
     assert sweep(*argv, "--format=csv").out.startswith("label,perplexity,")
     outcome = sweep(*argv, "--stride=8,4", "--fail-above=1", "--columns=stride,change")
-    assert outcome.code == 1 and " of early, 8 is above --fail-above 1" in outcome.err
+    assert outcome.code == 1 and " of early, stride 8 is above --fail-above 1" in outcome.err
     assert "8: change" not in outcome.out and re.search(r"^late +[-+]\d", outcome.out, re.M)
 
 
@@ -247,7 +247,8 @@ def test_margin_is_a_gate(call, tiny, other):
     assert missed.code == 1
     assert "other is not within --margin 0.01 at 95 % confidence" in missed.err
     Path("short.txt").write_text("w5 w6 w7", "utf-8")
-    assert call("short.txt", f"--reference={other}", "--margin=0.9").code == 1
+    short = call("short.txt", f"--reference={other}", "--margin=0.9")
+    assert short.code == 1 and "confidence: there is too little text to tell" in short.err
 
 
 @pytest.mark.parametrize("format", ["text", "markdown", "latex"])
@@ -268,7 +269,8 @@ def test_several_models_and_a_reference_make_one_table(call, metric, tiny, other
         ]
         numbers = [float(cell) for cell in re.findall(r"[-+]?\d+\.\d+", line)]
         assert numbers == pytest.approx(expected, abs=1e-4)
-    alike = call("texts", f"--reference={tiny}", f"--model={tiny}", model=other)
+    alike = call("texts", f"--reference={tiny}", f"--model={tiny}", "--margin=0.9", model=other)
+    assert alike.code == 0 and "the same\n" in alike.out
     expected = metric.compute(predictions=texts_in("texts"), model_id=tiny)["perplexity"]
     assert row_of(alike, "tiny (reference)")["perplexity"] == f"{expected:.4f}"
 

@@ -254,6 +254,10 @@ def test_what_costs_too_much_is_named(search):
     assert little["not_tried"] and all(
         step["num_forward_tokens"] > 0 and step["num_settings"] > 0 for step in little["not_tried"]
     )
+    two = search(["1.2345", "3.2"], [OTHER, OTHER], max_tokens=1400)
+    assert (
+        two["not_tried"] and "all figures: a setting not tried (--max-tokens" in two["conclusion"]
+    )
     with pytest.raises(ValueError, match="max_tokens"):
         search("1.2345", [OTHER], max_tokens=1)
 

@@ -240,7 +240,7 @@ def test_fail_above_is_a_gate_for_each_measurement(call):
     worse = max(perplexities, key=perplexities.get)
     outcome = call("a.txt", "--stride=8,2", f"--fail-above={limit}")
     assert outcome.code == 1
-    assert f"perplexity {perplexities[worse]:.8g} of {worse} is above" in outcome.err
+    assert f"perplexity {perplexities[worse]:.8g} of stride {worse} is above" in outcome.err
     assert call("a.txt", "--fail-above=1e9").code == 0
 
 

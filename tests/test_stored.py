@@ -174,7 +174,8 @@ def test_what_is_no_result_is_refused(call, text, tmp_path, content):
     path = tmp_path / "result.json"
     path.write_text(content)
     outcome = call("--verify", path, text)
-    assert outcome.code == 2 and f"--verify={path} " in outcome.err
+    assert outcome.code == 2 and f"--verify={path} must be" in outcome.err
+    assert "--format json" in outcome.err
 
 
 @pytest.mark.parametrize("option", ["--format=csv", "-oa.json", "--show", "--find=9.1", "--merge"])

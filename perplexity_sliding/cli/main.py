@@ -185,14 +185,17 @@ def verdict(report: Report, args: argparse.Namespace) -> tuple[int, list[str]]:
     for result in report.results:
         # an undefined perplexity counts as above
         if limit is not None and not result["perplexity"] <= limit:
-            named = label(result, [AXES[axis] for axis in report.axes])
+            sizes = {AXES[size]: f"{size} {result[AXES[size]]}" for size in ("window", "stride")}
+            named = label(result | sizes, [AXES[axis] for axis in report.axes])
             named = f" of {named}" if report.axes else ""
             missed.append(
                 f"perplexity {result['perplexity']:.8g}{named} is above --fail-above {limit:.8g}"
             )
-        if args.margin is not None and not result["comparison"]["within_margin"]:
+        comparison = result.get("comparison", {})
+        if not comparison.get("within_margin", True):
+            why = ": there is too little text to tell" * comparison["verdict"].startswith("too")
             missed.append(
-                f"{result['name']} is not within --margin {args.margin:g} at 95 % confidence"
+                f"{result['name']} is not within --margin {args.margin:g} at 95 % confidence{why}"
             )
     return ABOVE_LIMIT if missed else 0, missed
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
-from ..errors import wording_of
+from ..errors import ArgumentError, wording_of
 from ..protocols import DEFAULT_PROTOCOL, PROTOCOLS
 from ..views import SHOWN, Reading, own_perplexities
 from .messages import Progress, in_options, list_some
@@ -501,7 +501,16 @@ class Scoring:
                 raise ValueError("--separator must be left out with chats.")
             wordings = [self.args.separator.join(wordings)]
         detokenizer = self.args.detokenize
-        result = self.compute(predictions=wordings, detokenizer=detokenizer, **arguments)
+        arguments |= {"predictions": wordings, "detokenizer": detokenizer}
+        try:
+            result = self.compute(**arguments)
+        except ArgumentError as error:
+            is_row_of_reference = (
+                self.args.models[1:] and arguments["model_id"] == self.args.reference
+            )
+            if not is_row_of_reference or error.wording.argument != "margin":
+                raise
+            result = self.compute(**arguments | {"margin": None})  # it meets every margin
         as_read = result.pop("texts_as_read", None)
         for one in result.get("measurements", ()):
             one.pop("texts_as_read", None)

@@ -60,7 +60,9 @@ def read_result(path: str) -> dict:
     try:
         written = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ValueError(f"--verify={path} cannot be read: {error}.") from error
+        raise ValueError(
+            f"--verify={path} must be a file written by --format json: {error}."
+        ) from error
     if isinstance(written, dict) and not written.keys() & set(HOLDERS):
         written = {"models" if "comparison" in written else "corpus": written}
         written = {k: [v] if k == "models" else v for k, v in written.items()}

@@ -400,8 +400,10 @@ def describe(search: Search, num_matches: int, expected: float) -> str:
         by_chance += " Several values match: more figures from the same source can decide."
     if num_matches:
         return by_chance
+    left = "a setting not tried (--max-tokens N tries more), " if search.left_out else ""
     if len(figures) > 1:
-        return "No setting tried explains all figures; search for each of them separately."
+        rest = "or figures of different settings: search for each of them separately"
+        return f"No setting tried explains all figures: {left}{rest}."
     ppls = [entry["values"][0] for entry in tried if entry["average"] == "perplexity"]
     low, high, value = min(ppls), max(ppls), figures[0].value
     place = f"lies among the perplexities per token tried ({low:.4g} to {high:.4g})"
@@ -412,5 +414,4 @@ def describe(search: Search, num_matches: int, expected: float) -> str:
     elif value > high:
         place = f"is higher than every perplexity per token tried, the highest being {high:.4g}"
         rest = "unit, text or model, coarser weights, or a smaller window"
-    left = "a setting not tried (--max-tokens N tries more), " if search.left_out else ""
     return f"No setting tried rounds to {figures[0].printed}; it {place}: {left}another {rest}. {by_chance}"

@@ -95,7 +95,7 @@ class TokenComparison:
         ratio = ratio_of_perplexities(report.totals, totals)
         result = {"compared": "tokens", **compare(scores, ratio, self.margin)}
         if self.is_itself:
-            result["summary"] = ITSELF
+            result |= {"summary": ITSELF, "verdict": "the same"}
         if plan.protocol.error == "population":
             result["tool_stderrs"] = tool_errors(scores)
         for name in SHOWN_OF_REFERENCE:
