@@ -270,6 +270,7 @@ def test_several_models_and_a_reference_make_one_table(call, metric, tiny, other
         numbers = [float(cell) for cell in re.findall(r"[-+]?\d+\.\d+", line)]
         assert numbers == pytest.approx(expected, abs=1e-4)
     alike = call("texts", f"--reference={tiny}", f"--model={tiny}", "--margin=0.9", model=other)
+    assert "95 % interval over texts.\nMargin: a perplexity up to 90 % higher." in alike.out
     assert alike.code == 0 and "the same\n" in alike.out
     expected = metric.compute(predictions=texts_in("texts"), model_id=tiny)["perplexity"]
     assert row_of(alike, "tiny (reference)")["perplexity"] == f"{expected:.4f}"
@@ -384,3 +385,18 @@ def test_a_model_compared_with_itself_says_so_and_meets_no_margin(
     assert "compared with itself" not in copy["summary"], (
         "two live models are not told apart by name"
     )
+
+
+def test_the_note_says_which_intervals_are_over_texts():
+    rows = [
+        {"protocol": name, "interval_scope": scope}
+        for name, scope in (("gptq", "within this text"), ("lm-eval", "over texts"))
+    ]
+    said = [comparing.describe_scope_of_intervals(some) for some in (rows, rows[:1], rows[1:], [])]
+    assert said == [
+        "95 % intervals: over texts for lm-eval; else within texts.",
+        "95 % interval within this text: other texts may differ by more.",
+        *("95 % interval over texts.", ""),
+    ]
+    totals = [rows[0], rows[1] | {"name": "all together"}, {"name": "mean of them"}]
+    assert "over texts for all together;" in comparing.describe_scope_of_intervals(totals)

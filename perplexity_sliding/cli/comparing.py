@@ -119,14 +119,17 @@ def scored_share(row: dict) -> str:
 
 
 def describe_scope_of_intervals(rows: Sequence[dict]) -> str:
-    """Return a note if intervals are within texts, and do not cover other texts."""
+    """Return a note on what intervals cover: other texts, or only these."""
     scopes = {row.get("interval_scope") for row in rows} - {None}
-    if scopes <= {"over texts"}:
-        return ""
-    if "over texts" in scopes:
-        return "95 % intervals: within each text; for all together, over texts."
-    scope = "within this text" if scopes == {"within this text"} else "within these texts"
-    return f"95 % interval {scope}: other texts may differ by more."
+    if len(scopes) > 1 and "over texts" in scopes:
+        wide = [row for row in rows if row.get("interval_scope") == "over texts"]
+        is_total = rows[-1].get("name") == "mean of them"
+        names = ["all together" if is_total else label(row, ["text", "protocol"]) for row in wide]
+        listed = "; ".join(dict.fromkeys(names))
+        return f"95 % intervals: over texts for {listed}; else within texts."
+    scope = scopes.pop() if len(scopes) == 1 else "within these texts" if scopes else ""
+    beyond = "" if scope == "over texts" else ": other texts may differ by more"
+    return scope and f"95 % interval {scope}{beyond}."
 
 
 def have_other_tokenizers(results: Sequence[dict]) -> bool:
@@ -438,6 +441,10 @@ def tabulate_models(rows: Sequence[dict], reference: str) -> Table:
             ratio = comparison.get("byte_perplexity_ratio") or ratio
         lines.append(row | comparison | {"of_reference": ratio or {}})
 
+    margins = {row["comparison"].get("margin") for row in compared} - {None}
+    notes += [f"Margin: a perplexity up to {100 * margin:g} % higher." for margin in margins]
+    legend = describe_scope_of_intervals(lines)
+
     def of_ratio(key: str):
         return lambda line: line.get("of_reference", {}).get(key, "")
 
@@ -445,13 +452,13 @@ def tabulate_models(rows: Sequence[dict], reference: str) -> Table:
         numbers = [
             Column("perplexity", "perplexity", 4),
             Column("× reference", of_ratio("ratio"), 4),
-            Column("interval", of_ratio("interval"), 4),
+            Column("interval", of_ratio("interval"), 4, legend=legend),
         ]
     else:
         numbers = [
             Column("bits/byte", "bits_per_byte", 4),
             Column("change", "bits_per_byte_change", 4, "+"),
-            Column("interval", "bits_per_byte_change_interval", 4, "+"),
+            Column("interval", "bits_per_byte_change_interval", 4, "+", legend=legend),
         ]
     divergence = [
         Column("KL, nats", "kl", 5, rank=3),
