@@ -33,8 +33,12 @@ function scoreDuel({ gaps, known, bets }) {
   return { words, you: yours, model: words.length - yours };
 }
 
-/* A square for each word: how much was put on it; on the page in these colours, as not all devices have it. */
-const SQUARES = { "🟩": "#2f8f4e", "🟨": "#f5b05c", "⬛": "#39404f" };
+/* A square for each word: how much was put on it; on the page drawn, as not all devices have it. */
+const SQUARES = {
+  "🟩": { ground: "#2f8f4e", sign: "✓", ink: "#ffffff" },
+  "🟨": { ground: "#ffd84a", sign: "~", ink: "#1b2330" },
+  "⬛": { ground: "#39404f", sign: "×", ink: "#ffffff" },
+};
 const squareOf = (share) => (share >= SURE ? "🟩" : share >= 0.99 * CHANCE ? "🟨" : "⬛");
 const squaresOf = (words, who) => words.map((word) => squareOf(word[who])).join("");
 
@@ -89,6 +93,7 @@ async function openDuel(link = null) {
   if (byId("duel")) return;
   const { dialog, body } = openDialog("duel", "Beat the machine");
   dialog.addEventListener("close", () => {
+    if (document.activeElement === document.body) byId("open-duel").focus();
     if (readDuelLink()) history.replaceState(null, "", location.pathname + location.search);
   });
   dialog.addEventListener("keydown", pressKey);
@@ -119,12 +124,12 @@ function introduce(number, beat) {
   const { title, language } = rounds[number - 1], begin = button("Begin", () => startDuel(number, beat), "main");
   const bets = readBets(`${number}-whole`);
   if (bets.length) return startDuel(number, beat);
-  const friend = beat === null ? [] : [paragraph("beat", `Who sent you this won ${asWord(beat)} of ten.`)];
+  const friend = beat === null ? [] : [paragraph("beat", `A friend sent you this, and won ${asWord(beat)} of ten.`)];
   const keys = matchMedia("(pointer: coarse)").matches ? "" : "Keys 1 to 6 tap, Enter goes on. ";
   const tongue = language === "English" ? "" : ` ${language}, which this machine never read.`;
   show(`${title}`,
     make("p", "lead", "Ten words of a text are hidden. For each, you and a language model bet on six."), ...friend,
-    make("p", "", `Tap the word that you think comes next; tap again to bet more. Who puts more on the word that came, wins it.${tongue}`),
+    make("p", "", `Tap the word that you think comes next; tap again, up to three times, to bet more. Who puts more on the word that came, wins it.${tongue}`),
     make("p", "quiet", `${keys}A minute or two. Your bets stay in this browser.`), begin);
   begin.focus();
   return null;
@@ -141,6 +146,8 @@ function scoreLine(duel) {
 function playGap(duel) {
   const number = duel.bets.length, gap = duel.gaps[number];
   const taps = Array(OPTIONS).fill(0), group = make("div", "options");
+  const most = make("p", "quiet most");
+  most.setAttribute("role", "status");
   const reveal = button("No idea: show it", () => placeBet(), "main go");
   const options = gap.options.map((word, n) => {
     const option = button("", () => tap(n), "option");
@@ -152,7 +159,7 @@ function playGap(duel) {
   group.setAttribute("role", "group");
   group.setAttribute("aria-label", `Word ${number + 1} of ${GAPS}: ${lastWords(duel.round.text, gap.at, 12)}, blank`);
   group.append(...options);
-  show(`${number + 1} of ${GAPS}`, scoreLine(duel), text, group, reveal);
+  show(`${number + 1} of ${GAPS}`, scoreLine(duel), text, group, most, reveal);
   text.scrollTop = text.scrollHeight;
   group.focus({ preventScroll: true });
   update();
@@ -167,6 +174,7 @@ function playGap(duel) {
       options[n].classList.toggle("tapped", taps[n] > 0);
       options[n].lastChild.textContent = asPercent(share);
     });
+    most.textContent = taps.includes(MOST_TAPS) ? "That is the most: one more tap takes it back." : "";
     reveal.textContent = taps.some(Boolean) ? "Show the word" : "No idea: show it";
   }
   function placeBet() {
@@ -250,20 +258,20 @@ function showResult(duel) {
   const squares = make("div", "squares");
   for (const [who, name] of [["you", "you"], ["model", "machine"]]) {
     const line = paragraph("", ...words.map((word) => {
-      const square = make("i");
-      square.style.background = SQUARES[squareOf(word[who])];
+      const { ground, sign, ink } = SQUARES[squareOf(word[who])], square = make("i", "", sign);
+      Object.assign(square.style, { background: ground, color: ink });
       return square;
-    }), name);
+    }), make("span", "", name));
     line.setAttribute("role", "img");
     line.setAttribute("aria-label", `${squaresOf(words, who)} ${name}`);
     squares.append(line);
   }
-  squares.append(make("p", "quiet", "Green: half or more on the word that came. Yellow: no less than chance."));
+  squares.append(make("p", "quiet", "✓ green: half or more on the word that came. ~ yellow: no less than chance. × black: less."));
   const explained = make("p", "", `Your perplexity was ${number2(mine)}, the machine’s ${number2(its)}: ` +
     "as if each of you had chosen every time among so many equally likely words. " +
-    "Lower is better; who has no idea of six words has 6, and to bet high on a wrong one costs most.");
-  const friend = beat === null ? [] : [paragraph("beat", `Who sent you this won ${asWord(beat)}: ${
-    you > beat ? "you did better." : you < beat ? "they did better." : "the same."}`)];
+    "Lower is better; never betting on any of the six gives 6, and betting high on a wrong one costs most.");
+  const friend = beat === null ? [] : [paragraph("beat", `Your friend won ${asWord(beat)}: ${
+    you > beat ? "you did better." : you < beat ? "they did better." : "so did you."}`)];
   const more = round.more.length && known === "whole"
     ? [button("Ten more, with five words before each", () => startDuel(number, null, "five"))] : [];
   const another = button("Another text", () => introduce((number % rounds.length) + 1, null));
@@ -293,10 +301,14 @@ async function drawDuel({ round }, { you, model, words }) {
   for (const [row, who, name] of [[0, "you", "me"], [1, "model", "the machine"]]) {
     const y = 226 + row * 138;
     words.forEach((word, n) => {
-      draw.fillStyle = SQUARES[squareOf(word[who])];
+      const { ground, sign, ink } = SQUARES[squareOf(word[who])];
+      draw.fillStyle = ground;
       draw.beginPath();
       draw.roundRect(margin + n * (size - 6), y, size - 16, size - 16, 12);
       draw.fill();
+      draw.textAlign = "center";
+      write(draw, sign, margin + n * (size - 6) + size / 2 - 8, y + 53, 44, { weight: 700, ink });
+      draw.textAlign = "start";
     });
     write(draw, name, margin + GAPS * (size - 6) + 4, y + 52, 30, { weight: 600 });
   }

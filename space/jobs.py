@@ -99,8 +99,8 @@ class Job:
         raise OverBudget(
             elapsed + left,
             f"This would take about {duration(expected)}, and a request here may take "
-            f"{duration(self.seconds)}. It ended after {progress.done:,} of {progress.total:,} "
-            "tokens. Choose a larger stride, a smaller model or a shorter text.",
+            f"{duration(self.seconds)}. It ended after {progress.done / progress.total:.0%} "
+            "of it. Choose a larger stride, a smaller model or a shorter text.",
         )
 
 
@@ -109,7 +109,8 @@ def describe(step: str, progress, left: float) -> str:
     so_far = f", perplexity so far {progress.perplexity:,.1f}"
     known = "" if math.isnan(progress.perplexity) else so_far
     wait = f" About {duration(left)} left." if progress.done < progress.total else ""
-    return f"{step}: {progress.done:,} of {progress.total:,} tokens read{known}.{wait}"
+    # A share: with overlapping windows, more tokens are read than the text has.
+    return f"{step}: {progress.done / progress.total:.0%} done{known}.{wait}"
 
 
 def follow(job: Job, work: Callable[[Job], object]) -> Iterator[Update | object]:

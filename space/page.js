@@ -171,6 +171,10 @@ function resetTwice() {
   state.forgets = false;
 }
 
+/* Bits as the chance that they are, also where it is a large one. */
+const oneInAll = (bits) =>
+  2 ** bits < 10 ? `1 in ${(2 ** bits).toFixed(1)}` : oneIn(bits).replace("a chance of ", "");
+
 /* As much of the text as fits twice into a window, up to the end of a sentence or a word. */
 function saidOnce() {
   const { bits, pieces, segments } = result.text, most = Math.floor(result.settings.longest / 2) - 4;
@@ -204,8 +208,9 @@ twice.addEventListener("click", async () => {
 });
 
 async function sayTwice() {
-  const once = saidOnce();
-  if (!once) return;
+  const said = saidOnce();
+  if (!said) return;
+  const once = said.replace(/[\p{L}\p{N}]$/u, "$&."); // else the next beginning is what surprises
   setText(`${once} ${once}`);
   half = once.length;
   Object.assign(state, { window: null, stride: null, context: "" });
@@ -215,7 +220,8 @@ async function sayTwice() {
   const end = second < 0.5 * first
     ? "It has just read it: that is context."
     : "This model hardly remembers what it has just read.";
-  say(`The first time, a token took ${first.toFixed(1)} bits; the second time ${second.toFixed(1)}. ${end}`);
+  say(`On average, what came next had a chance of ${oneInAll(first)} the first time, and of ` +
+    `${oneInAll(second)} the second. ${end}`);
   twice.textContent = "Let it forget";
 }
 
@@ -231,8 +237,8 @@ async function forget() {
   editor.step(answer.text.windows.length - 1);
   const { means: [, second] } = halves(answer, half);
   const end = second > 1.5 * remembered ? "It has forgotten." : "To this model that makes little difference.";
-  say(`Its window is now ${tokens(window)}: the first time has fallen out of it, and the second ` +
-    `takes ${second.toFixed(1)} bits a token. ${end}`);
+  say(`Its window is now ${tokens(window)}: the first time has fallen out of it, and what comes next ` +
+    `has a chance of ${oneInAll(second)}. ${end}`);
   twice.textContent = "Let it remember";
 }
 

@@ -18,6 +18,7 @@ AVERAGES = (
     "word_perplexity",
     "bits_per_byte",
 )  # that papers print
+TOO_SHORT = "The text must have at least"  # begins the metric's refusal
 MARGIN = 0.04  # of the axis, left free at either end
 READ_FIELD = (
     '<p><label class="ps-read">A number you have read: <input type="text" inputmode="decimal" autocomplete="off" '
@@ -115,15 +116,16 @@ def _picture_title(first: Scored) -> str:
 def _no_protocol(sweep: Sweep) -> str:
     if not sweep.failed:
         return ""
-    return f'<div class="ps-view"><table class="ps-table">{_failed_rows(sweep)}</table></div>'
-
-
-def _failed_rows(sweep: Sweep) -> str:
-    return "".join(
+    short = [escape(one.protocol) for one, reason in sweep.failed if reason.startswith(TOO_SHORT)]
+    said = f"<p>The text is too short for {', '.join(short)}: write more, or choose a shorter window.</p>"
+    rows = "".join(
         f"<tr><th scope='row'>{_tool(settings)}</th>"
         f"<td colspan='2' class='ps-none'>{escape(reason)}</td></tr>"
         for settings, reason in sweep.failed
+        if not reason.startswith(TOO_SHORT)
     )
+    table = f'<table class="ps-table">{rows}</table>' if rows else ""
+    return f'<div class="ps-view">{said if short else ""}{table}</div>'
 
 
 def _tool(settings) -> str:

@@ -90,6 +90,8 @@ def check_result(page, number, known="whole"):
     for shares, name in ((you, "you"), (model, "machine")):
         drawn = "".join("🟩" if s >= 0.5 else "🟨" if s >= 0.99 / 6 else "⬛" for s in shares)
         assert f"{drawn} {name}" in squares
+        signs = "".join({"🟩": "✓", "🟨": "~", "⬛": "×"}[square] for square in drawn)
+        assert f"{signs}{name}" in page.told(".squares")
     told = page.told("#duel .body > p:not(.row, .beat)")
     for shares in (you, model):
         assert f"{math.exp(-np.log(shares).mean()):.2f}" in told
@@ -154,6 +156,11 @@ def test_a_second_player_plays_the_same_words(opened, url, place_bet):
     page = opened("#duel=3&beat=4")
     page.until(lambda: page.all("#duel .main"))
     assert "won four of ten" in page.told(".beat")
+    page.keys(Keys.ESCAPE)
+    page.until(lambda: not page.all("#duel"))
+    assert page.script("return document.activeElement.id") == "open-duel"
+    page = opened("#duel=3&beat=4")
+    page.until(lambda: page.all("#duel .main"))
     page.script("document.querySelector('#duel .main').click()")
     play(page, place_bet)
     won = check_result(page, 3)

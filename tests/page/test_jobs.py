@@ -28,21 +28,21 @@ def test_several_tools_are_one_run_with_one_progress(service):
         assert again.result["signature"] == one.result["signature"]
 
 
-def test_progress_tells_tokens_and_a_running_estimate(service):
+def test_progress_tells_a_share_and_a_running_estimate(service):
     job = Job(60)
     service.score(STORY, Settings(BUNDLED, 64, 8), job)
     told = [update for update in job.told.queue if update.share is not None]  # else it opens
     shares = [update.share for update in told]
     assert shares == sorted(shares) and shares[-1] == 1.0 and len(shares) > 10
     assert regex.fullmatch(
-        r"Scoring: [\d,]+ of [\d,]+ tokens read, perplexity so far [\d,.]+\. About .+ left\.",
+        r"Scoring: \d+% done, perplexity so far [\d,.]+\. About .+ left\.",
         told[0].sentence,
     )
 
 
 def test_before_a_perplexity_is_known_none_is_told():
     progress = SimpleNamespace(done=640, total=640, perplexity=math.nan)
-    assert describe("Scoring", progress, 0) == "Scoring: 640 of 640 tokens read."
+    assert describe("Scoring", progress, 0) == "Scoring: 100% done."
 
 
 def test_a_page_is_told_a_few_times_a_second_and_the_result_at_last():
