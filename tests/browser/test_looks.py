@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from visitor import DESK, PHONE, Keys, Page
+from visitor import BOX, DESK, PHONE, Keys, Page, patched
 
 # Deque's script, which axe-core-python brings; $AXE names another one, such as a newer one of npm's axe-core.
 PACKAGE = importlib.util.find_spec("axe_core_python")
@@ -147,6 +147,14 @@ def test_four_times_as_large_everything_is_there(browser, url):
         assert page.script("return document.documentElement.scrollWidth") <= 320
         page.click("#twice")
         page.until(lambda: page.told("#twice") == "Let it forget")
+        kept = "localStorage.setItem('perplexity-sliding-duel', JSON.stringify({'2-whole': Array(10).fill('010000')}))"
+        with patched(browser, kept):
+            page = Page(browser, f"{url}#duel=2&beat=3")
+            page.until(lambda: page.all("#duel .squares"))
+            width = "return arguments[0].scrollWidth - arguments[0].clientWidth"
+            assert page.script(width, page.one("#duel")) == 0
+            ends = [page.script(BOX, square)[2] for square in page.all(".squares i, .squares span")]
+            assert len(ends) == 22 and max(ends) <= 320
     finally:
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", DESK)
 
