@@ -228,9 +228,10 @@ async function sayTwice() {
 /* Draw the window so short that the first time falls out of it, and score again. */
 async function forget() {
   const { count, means: [, remembered] } = halves(result, half), window = Math.max(2, count);
-  const length = result.text.bits.length;
+  const length = result.text.bits.length, text = area.value;
   editor.showWindow(true);
-  await shrinkWindow(length, window);
+  await shrinkWindow(length, window, text);
+  if (area.value !== text) return editor.showWindow(false); // another text has its own window
   Object.assign(state, { window, stride: Math.max(1, Math.floor(window / 16)), forgets: true });
   const answer = await score();
   if (!answer) return;
@@ -251,10 +252,10 @@ async function remember() {
   twice.textContent = "Let it forget";
 }
 
-async function shrinkWindow(length, window) {
+async function shrinkWindow(length, window, text) {
   if (still()) return;
   const frames = 24;
-  for (let frame = 1; frame <= frames; frame++) {
+  for (let frame = 1; frame <= frames && area.value === text; frame++) {
     const from = Math.round(((length - window) * frame) / frames);
     editor.preview = Object.assign([from, Math.max(from, length - 1), length, 0], { window });
     editor.laid.restyleAll();

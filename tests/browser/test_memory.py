@@ -1,6 +1,7 @@
 """What context is: a text is said twice, the window is shortened, and its handles are moved."""
 
 import re
+import time
 
 import numpy as np
 import pytest
@@ -68,6 +69,18 @@ def test_said_twice_forgotten_and_remembered(browser, url, press, metric, bundle
     assert f"window {longest} " in page.told("#recipe")
     page.fill("Other words.")
     assert page.told("#twice") == "Say it twice"
+
+
+def test_another_text_has_its_own_window_while_that_of_the_last_shrinks(browser, url, longest):
+    page = Page(browser, url, motion="no-preference")
+    page.scored(WORDS)
+    page.click("#twice")
+    page.until(lambda: page.told("#twice") == "Let it forget")
+    page.click("#twice")
+    page.scored("Other words of another text.")
+    time.sleep(2)  # longer than the window shrinks and is scored
+    page.script("document.getElementById('lab').open = true")
+    assert page.told("#twice") == "Say it twice" and f"window {longest} " in page.told("#recipe")
 
 
 def test_of_a_long_text_as_much_is_said_twice_as_a_window_holds(page, longest):
