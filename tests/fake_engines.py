@@ -183,6 +183,7 @@ def running(server):
             pass
 
     httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    httpd.daemon_threads = False  # to be waited for: torch aborts a process that ends beneath it
     httpd.handle_error = lambda *args: None  # a client that went away
     thread = threading.Thread(
         target=httpd.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True

@@ -453,11 +453,11 @@ class Sleepy(After):
 
     def __init__(self, *args):
         super().__init__(*args)
-        self.woken, self.asleep = threading.Event(), threading.Event()
+        self.woken, self.asleep, self.overslept = threading.Event(), threading.Event(), False
 
     def other(self, path, body, honest):
         self.asleep.set()
-        self.woken.wait(20)
+        self.overslept |= not self.woken.wait(20)
         return honest
 
 
@@ -499,6 +499,7 @@ def test_an_interrupt_ends_the_run_and_leaves_no_thread(metric, gpt2, tokenizer,
                 predictions=LONG, model_id=address, tokenizer=tokenizer, max_length=9, batch_size=2
             )
         server.woken.set()
+    assert not server.overslept, "the run waited for the answers"
     assert own_threads() == before
 
 

@@ -131,8 +131,7 @@ class Server:
             finally:
                 self._closed.set()
                 for each in self._sockets:
-                    with suppress(OSError):  # it is closed already
-                        socket.socket.shutdown(each, socket.SHUT_RDWR)
+                    abort(each)
                 self._threads.shutdown(cancel_futures=True)
                 self._threads = None
 
@@ -140,6 +139,8 @@ class Server:
         """Note the socket of a new connection, to abort it; httpx calls this."""
         if event.endswith(("connect_tcp.complete", "start_tls.complete")):
             self._sockets.append(info["return_value"].get_extra_info("socket"))
+            if self._closed.is_set():  # the others are aborted already
+                abort(self._sockets[-1])
 
     def request(self, method: str, path: str, body: dict | None = None) -> Any:
         """Send a request, and again after temporary failures; return the answer's JSON.
@@ -235,6 +236,11 @@ class Server:
         except ServerError:
             return None
         return found.get("tokens") if isinstance(found, dict) else None
+
+
+def abort(connection: socket.socket) -> None:
+    with suppress(OSError):  # it is closed already
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 def error_message(text: str) -> str:
