@@ -133,10 +133,14 @@ def check_request(
         "with chats, `score_spans` or a list of `words`, whose places are those of the texts",
     )
     beside = "with `words`" if parts is None else f"with {parts.describe()}"
-    for name in ("context_lengths", "carry"):
-        is_partial = parts is not None or words is not False
+    is_partial = parts is not None or words is not False
+    of_whole_texts = {
+        "context_lengths": given["context_lengths"] is not None,
+        "carry": given["carry"],
+    }
+    for name, is_given in of_whole_texts.items():
         reason = f"{beside}: it requires whole texts"
-        refuse(name, given[name] and is_partial, reason, "Make a separate call for each.")
+        refuse(name, is_given and is_partial, reason, "Make a separate call for each.")
     return Request(given, texts, source, reference, settings, gives_list, parts, word_spans)
 
 

@@ -42,6 +42,7 @@ TOKEN = re.compile(
     re.VERBOSE,
 )
 
+MARKED = re.compile(r" @[-,.]@ | <unk> [,.] ")
 # Written without a space after, before, and on both sides.
 OPENING = frozenset("([{“‘#")
 CLOSING = frozenset(",.;:!?)]}%”’°′″")
@@ -57,6 +58,12 @@ def detokenize(text: str) -> str:
     *lines, last = text.split("\n")
     prose = ["" if line == " " else _detokenize_line(line) for line in lines]
     return "\n".join([*prose, _detokenize_line(last)])
+
+
+def find_lost_spaces(text: str) -> str | None:
+    """Return the first line of that form that lacks its space at an end, so that it is unchanged."""
+    lines = (line for line in text.split("\n") if MARKED.search(line))
+    return next((line for line in lines if not line[0] == line[-1] == " "), None)
 
 
 def tokenize(text: str) -> str:

@@ -26,7 +26,9 @@ def asked(request, gpt2, tokenizer):
     }
 
 
-@pytest.mark.parametrize("lengths, stride", [([8, 12, 16], 4), ([5, 16], 3), ([16, 4, 4], None)])
+@pytest.mark.parametrize(
+    "lengths, stride", [([8, 12, 16], 4), ([5, 16], 3), (np.array([16, 4, 4]), None)]
+)
 def test_by_context_is_what_separate_runs_give(metric, asked, lengths, stride):
     """Each length by itself, restricted by hand to the tokens that the longest serves."""
     result = metric.compute(context_lengths=lengths, stride=stride, **asked)

@@ -1,5 +1,7 @@
 """WikiText's word-level form to prose and back."""
 
+import warnings
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -82,3 +84,17 @@ def test_words_and_marks_in_any_order_come_back(lines):
 def test_any_lines_that_begin_with_a_space_come_back(lines):
     text = "\n".join(f" {line}" for line in lines)
     assert wikitext.tokenize(wikitext.detokenize(text)) == text
+
+
+def test_lines_that_lost_their_spaces_are_warned_of(metric, gpt2, tokenizer):
+    def warnings_of(text):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            metric.compute(
+                predictions=[text], model=gpt2, tokenizer=tokenizer, detokenizer="wikitext"
+            )
+        return [str(each.message) for each in caught if "not converted" in str(each.message)]
+
+    assert warnings_of(" A co @-@ star . \n A cat . \n") == []
+    (said,) = warnings_of(" A cat . \nA co @-@ star .\n")
+    assert said.startswith("Lines such as 'A co @-@ star .' are not converted")

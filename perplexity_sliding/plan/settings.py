@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from ..arguments import Setting
 from ..errors import ArgumentError, TextsError, Wording
 from ..protocols import Protocol, Start
-from ..wikitext import DETOKENIZERS
+from ..wikitext import DETOKENIZERS, find_lost_spaces
 from .measurement import Measurement
 from .parts import Parts, border_windows, read_parts, windows_of_part
 from .tokenization import (
@@ -73,6 +73,13 @@ class Corpus:
             return self.texts
         if convert not in self._wordings:
             self._wordings[convert] = list(map(convert, self.texts))
+            lost = () if protocol.detokenize else map(find_lost_spaces, self.texts)
+            if line := next(filter(None, lost), None):
+                warnings.warn(
+                    f"Lines such as {line!r:.60} are not converted: WikiText's form has a space at both "
+                    "ends of a line. Use the original texts, or add these spaces.",
+                    stacklevel=2,
+                )
         return self._wordings[convert]
 
     def count_words(self, protocol: Protocol) -> list[int] | None:
