@@ -38,11 +38,13 @@ def score_answer(scored: Scored, landmarks: Sequence[Landmark]) -> dict:
     """Return everything that the page shows of a score."""
     result, settings = scored.result, scored.settings
     interval = interval_of(scored)
+    said = verdict(result["perplexity"], interval, landmarks)
+    if reads_english(scored) and is_foreign(scored.text) and math.isfinite(result["perplexity"]):
+        said = FOREIGN  # its number may lie near that of any landmark
     return {
         "perplexity": _finite(result["perplexity"]),
         "interval": interval and [_finite(end) for end in interval],
-        "verdict": verdict(result["perplexity"], interval, landmarks),
-        "foreign": FOREIGN if reads_english(scored) and is_foreign(scored.text) else "",
+        "verdict": said,
         "landmarks": [[mark.name, _finite(mark.perplexity)] for mark in landmarks],
         "worst": worst_word(scored),
         "settings": {

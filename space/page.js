@@ -100,8 +100,7 @@ function showScore(answer) {
   byId("give").textContent = `perplexity${giveOrTake(answer)}`;
   byId("verdict").textContent = answer.verdict;
   const { model } = answer.settings, own = "This model is tiny, and has read only old novels.";
-  byId("who").textContent = answer.foreign || (model === PAGE.models[0] ? own : `Of ${model}.`);
-  byId("who").classList.toggle("alert", Boolean(answer.foreign));
+  byId("who").textContent = model === PAGE.models[0] ? own : `Of ${model}.`;
   drawScale(answer);
   tellWorst(answer.worst);
   showLab(answer);

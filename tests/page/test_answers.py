@@ -10,7 +10,15 @@ from scipy import stats
 
 from perplexity_sliding.views import Reading
 from perplexity_sliding.views.text import cut, most_surprising, number, odds
-from space.answers import averages_tokens, interval_of, recipe, score_answer, text_data, worst_word
+from space.answers import (
+    FOREIGN,
+    averages_tokens,
+    interval_of,
+    recipe,
+    score_answer,
+    text_data,
+    worst_word,
+)
 from space.jobs import Job
 from space.landmarks import Landmark
 from space.models import BUNDLED
@@ -162,6 +170,14 @@ def test_what_has_no_end_is_a_number_for_json(scored):
     endless = replace(scored, result=scored.result | {"perplexity": math.inf})
     answer = score_answer(endless, MARKS)
     assert answer["perplexity"] == 1e9 and "no chance at all" in answer["verdict"]
+
+
+def test_another_language_has_no_place_on_the_scale(service):
+    """Its number may be near that of any landmark."""
+    scored = service.score(
+        "Der Zug kommt heute nicht, und wir warten auf ihn.", Settings(BUNDLED), Job(60)
+    )
+    assert score_answer(scored, MARKS)["verdict"] == FOREIGN
 
 
 @pytest.mark.parametrize(
