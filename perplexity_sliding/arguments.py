@@ -640,7 +640,7 @@ def check_supported(argument: str, protocol: Protocol) -> None:
     if argument not in protocol.supported_arguments:
         raise ArgumentError(
             argument,
-            f"be left out with `protocol={protocol.name!r}`: {protocol.source} has no such setting",
+            f"be left out with `protocol={protocol.name!r}`, which has no such setting",
             advice="Supported arguments: "
             f"{', '.join(f'`{argument}`' for argument in protocol.supported_arguments)}.",
         )

@@ -251,7 +251,7 @@ def check_parts_setting(protocol: Protocol, parts: Parts | None) -> None:
     if parts.boundary != "joint":
         raise ArgumentError(
             "boundary",
-            f"be left out with `protocol={protocol.name!r}`: {protocol.source} has no such setting",
+            f"be left out with `protocol={protocol.name!r}`, which has no such setting",
             got=repr(parts.boundary),
         )
 
