@@ -1,4 +1,4 @@
-"""The command line with several models: tables, paired changes, references, gates and pictures."""
+"""The command line with several models: tables, paired changes, references, gates."""
 
 import csv
 import io
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from models import make_byte_tokenizer, make_model, make_tokenizer, random_text, save
 
-from perplexity_sliding.cli import comparing, measuring, plots
+from perplexity_sliding.cli import comparing
 
 FILES = ("long.txt", "short.txt")
 PROTOCOLS = ("sliding", "lm-eval", "llama.cpp")
@@ -285,74 +285,6 @@ def test_infinite_divergence_is_said():
     assert "3 tokens have an infinite divergence" in comparing.describe_divergence(comparison)
     tokens = [{"nll": 1.5, "reference_nll": 1.5, "text": 0, "offset": (0, 1)}]
     assert comparing.tabulate_worst(tokens, ["a"]) == "No token's probability changed."
-
-
-# ---- pictures
-
-
-def drawn(rows, axes) -> list[float]:
-    return plots.draw_models(rows, axes).axes[0].lines[0].get_xdata().tolist()
-
-
-def test_a_model_with_other_tokens_is_not_drawn_on_the_line_of_the_first(call, other, of_bytes):
-    """Its change does not apply, and was drawn as 0 %: bits per byte are drawn for all."""
-    argv = ("texts", f"--model={other}", f"--model={of_bytes}")
-    rows = call(*argv, "--json").json["models"]
-    axes = plots.draw_models(rows, ["model"]).axes[0]
-    assert axes.lines[0].get_xdata().tolist() == [row["bits_per_byte"] for row in rows]
-    assert axes.get_xlabel().startswith("bits per byte")
-    bars = [segment[:, 0].tolist() for segment in axes.collections[0].get_segments()]
-    assert bars == [pytest.approx(row["bits_per_byte_interval"]) for row in rows]
-    for more in ([], [f"--reference={other}"]):
-        assert call(*argv, "--plot=plot.png", *more).code == 0
-        assert Path("plot.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-
-
-def test_a_missing_change_is_not_drawn_as_none(sweep):
-    rows = sweep(*FILES, "--protocol=sliding,lm-eval", "--json").json["measurements"]
-    axes = ["model", "protocol"]
-    changes = [
-        100 * (row["ratio_to_first_model"]["ratio"] - 1) if "ratio_to_first_model" in row else 0.0
-        for row in rows
-    ]
-    assert drawn(rows, axes) == pytest.approx(changes)
-    del rows[3]["ratio_to_first_model"]
-    assert [math.isnan(value) for value in drawn(rows, axes)] == [n == 3 for n in range(6)]
-
-
-def test_plotted_numbers_of_a_comparison(metric, tiny, other):
-    result = metric.compute(
-        predictions=texts_in("texts"), model_id=tiny, reference=other, return_token_scores=True
-    )
-    rows = [{"name": "tiny"} | result]
-    by_context, _, change, distribution = plots.draw_models(rows, ["model"]).axes[:4]
-    groups = result["comparison"]["by_tokens_seen"]
-    assert by_context.lines[0].get_ydata().tolist() == [group["kl"] for group in groups]
-    assert change.lines[0].get_ydata().tolist() == [group["log_ratio"] for group in groups]
-    assert sum(bar.get_height() for bar in distribution.patches) == result["num_tokens"]
-    ratios, divergences = plots.draw_models(rows * 2, ["model"]).axes
-    ratio = result["comparison"]["perplexity_ratio"]["ratio"]
-    assert ratios.lines[0].get_xdata().tolist() == [ratio] * 2
-    assert divergences.lines[0].get_xdata().tolist() == [result["comparison"]["kl"]] * 2
-    groups[0]["kl_interval"] = None  # too little text
-    result["comparison"]["by_tokens_seen"] = groups = groups[:1] + groups[-1:]
-    by_context = plots.draw_models(rows, ["model"]).axes[0]
-    assert by_context.lines[1].get_ydata().tolist() == [groups[1]["kl"]], "the others are hollow"
-    assert "band" in by_context.get_xlabel()
-    groups[1]["kl_interval"] = None
-    assert "band" not in plots.draw_models(rows, ["model"]).axes[0].get_xlabel()
-
-
-def test_paired_changes_of_contexts_are_drawn():
-    rows = [
-        {"context_length": 4, "perplexity": 9.0, "interval": None, "num_tokens": 5}
-        | {"ratio_to_longest": {"ratio": 1.5, "interval": [1.2, 1.8]}},
-        {"context_length": 8, "perplexity": 6.0, "interval": None, "num_tokens": 5},
-    ]
-    assert plots.draw_contexts(rows).axes[0].lines[0].get_ydata().tolist() == [50.0, 0.0]
-    report = measuring.Report(corpus={"by_context_length": rows})
-    plots.draw(report, "curve.svg")
-    assert Path("curve.svg").read_text().startswith("<?xml")
 
 
 # ---- a model and itself

@@ -93,8 +93,6 @@ REFUSED = {
     "no such encoding": (["--encoding=utf-9"], "is not UTF-9 text: unknown encoding"),
     "files and dataset": (["--dataset=a:b:c:d"], "FILE and --dataset cannot be combined"),
     "tokens of a comparison": (["--stride=4,2", "--tokens"], COMPARED),
-    "plot of nothing": (["--plot=a.png"], "--plot requires several protocols, windows"),
-    "plot of no kind": (["--protocol=all", "--plot=a.doc"], "--plot must end in one of"),
     "output nowhere": (["--output=nowhere/a.csv"], "--output must be in an existing folder"),
     "output of no kind": (["--output=a.xyz"], "--output must end in one of .txt, .json"),
     "output over a text": (["--output=a.txt"], "--output must not be one of the texts"),
@@ -151,7 +149,7 @@ def test_mistakes_are_told_before_slow_imports():
     Path("long.csv").write_text("item,text\n1,w5, w6\n")
     early = [
         *(["a.txt", "--stride=0"], ["a.txt", "--protocol=gtpq"], ["nowhere.txt"], ["long.csv"]),
-        *(["a.txt", "--model=./nowhere"], ["a.txt", "-o", "a.xyz"], ["a.txt", "--plot=a.png"]),
+        *(["a.txt", "--model=./nowhere"], ["a.txt", "-o", "a.xyz"]),
     ]
     source = (
         "import json, sys; from perplexity_sliding.cli.main import main\n"

@@ -12,7 +12,6 @@ from lm_eval.tasks.wikitext.preprocess_wikitext import wikitext_detokenizer
 from models import make_model, make_tokenizer, random_text
 
 from perplexity_sliding import wikitext
-from perplexity_sliding.cli import measuring, plots
 from perplexity_sliding.protocols import PROTOCOLS
 
 COST = ("num_forward_tokens", "seconds", "tokens_per_second", "peak_memory_bytes")
@@ -273,8 +272,8 @@ def test_context_lengths_are_a_curve_over_all_texts(call):
     texts = [random_text(length, seed=length) for length in (20, 40, 60, 80)]
     with open("t.csv", "w", newline="") as file:
         csv.writer(file).writerows([["text"], *([text] for text in texts)])
-    outcome = call("t.csv", "--context-lengths=4,8,16", "--plot=curve.png")
-    assert outcome.code == 0 and Path("curve.png").read_bytes()[:4] == b"\x89PNG"
+    outcome = call("t.csv", "--context-lengths=4,8,16")
+    assert outcome.code == 0
     curve = call("t.csv", "--context-lengths=4,8,16", "--json").json["corpus"]["by_context_length"]
     assert [row["context_length"] for row in curve] == [4, 8, 16]
     assert len({row["num_tokens"] for row in curve}) == 1
@@ -282,37 +281,3 @@ def test_context_lengths_are_a_curve_over_all_texts(call):
         assert f"{row['perplexity']:.4f}" in outcome.out
     [warning] = call("t.csv", "--context-lengths=4,8", "--format=csv").warnings
     assert "has no column for the result of --context-lengths" in warning
-
-
-# ---- pictures
-
-
-def test_the_pictures_show_what_was_measured(run):
-    Path("long.txt").write_text(random_text(200))
-    strides = json.loads(run("long.txt", "--stride=16,8,4", "--json"))["measurements"]
-    axes = plots.draw_costs(strides).axes[0]
-    ratios = [row["ratio_to_first"] for row in strides[1:]]
-    changes = [0.0, *(100 * (ratio["ratio"] - 1) for ratio in ratios)]
-    costs = [row["num_forward_tokens"] for row in strides]
-    assert axes.lines[0].get_xydata().tolist() == [[c, v] for c, v in zip(costs, changes)]
-    bars = axes.collections[0].get_segments()
-    assert [bar[:, 1].tolist() for bar in bars][1:] == [
-        pytest.approx([100 * (bound - 1) for bound in ratio["interval"]]) for ratio in ratios
-    ]
-    protocols = json.loads(run("a.txt", "--protocol=all", "--json"))["measurements"]
-    axes = plots.draw_protocols(protocols).axes[0]
-    assert axes.lines[0].get_xdata().tolist() == [row["perplexity"] for row in protocols]
-    names = [label.get_text() for label in axes.get_yticklabels()]
-    assert names == [row["protocol"] for row in protocols]
-    intervals = [[4.0, 7.0], None, [4.0, math.inf], [5.5, 6.0]]
-    assert plots.bar_lengths([(5.0, interval) for interval in intervals]) == [
-        [1.0, 0.0, 0.0, 0.0],
-        [2.0, 0.0, 0.0, 1.0],
-    ]
-
-
-def test_infinite_perplexities_cannot_be_drawn():
-    rows = [{"stride": 4, "perplexity": math.inf}, {"stride": 9, "error": "too large"}]
-    report = measuring.Report(compared="settings", measurements=rows, axes=["stride"])
-    with pytest.raises(ValueError, match="--plot has nothing to draw: no perplexity is finite"):
-        plots.draw(report, "plot.png")

@@ -213,18 +213,16 @@ def test_addresses_with_secrets(metric, tokenizer, address):
 
 
 def test_columns_that_a_server_cannot_fill(call, tiny, gpt2, tokenizer, tmp_path):
-    """On the terminal, in the report and in the picture there is no divergence."""
-    pytest.importorskip("matplotlib")
-    text, report, plot = (tmp_path / name for name in ("text.txt", "report.html", "plot.png"))
+    """On the terminal, and in the report there is no divergence."""
+    text, report = tmp_path / "text.txt", tmp_path / "report.html"
     text.write_text(random_text(300), "utf-8")
     with running(FakeServer(gpt2, tokenizer)) as address:
         arguments = [f"--tokenizer={tiny}", f"--reference={tiny}", "--max-length=15"]
-        ran = call(text, *arguments, f"--html={report}", f"--plot={plot}", model=address)
+        ran = call(text, *arguments, f"--html={report}", model=address)
     assert ran.code == 0, ran.err
     assert "right next token" in ran.out and "KL" not in ran.out
     shown = report.read_text("utf-8")
     assert "Right next token" in shown and "KL divergence<small>" not in shown
-    assert plot.stat().st_size > 10_000
 
 
 # --- lies -----------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """The command line of the metric.
 
 main runs the steps; options defines the options; reading and files give the texts; measuring calls
-`compute` of the package, which computes all numbers; output, tables and plots display them.
+`compute` of the package, which computes all numbers; output and tables display them.
 """
 
 import os

@@ -29,7 +29,7 @@ SEPARATORS = {"\\n\\n": "blank lines", "\\n": "newlines", " ": "spaces", "": "no
 MOST_NAMED = 5  # files
 # Options that do not affect the number, with their number of values.
 NOT_OF_THE_NUMBER = {"--cite": 0, "--quiet": 0, "-q": 0, "--verbose": 0, "-v": 0, "--debug": 0}
-NOT_OF_THE_NUMBER |= {"--output": 1, "-o": 1, "--plot": 1, "--html": 1, "--show": 0}
+NOT_OF_THE_NUMBER |= {"--output": 1, "-o": 1, "--html": 1, "--show": 0}
 
 
 def of_results(results: Sequence[dict], args: argparse.Namespace, axes: Sequence[str] = ()) -> str:

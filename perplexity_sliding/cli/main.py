@@ -66,11 +66,6 @@ def run(args: argparse.Namespace) -> int:
             f"warning: --format {args.format} has no column for the result of --context-lengths, which "
             "covers all texts together. Use --format json."
         )
-    plots = None
-    if args.plot:
-        from . import plots
-
-        plots.check_path(args.plot)
     progress = Progress("Comparing" if args.reference else "Scoring", args.hides_progress)
     try:
         progress.status("Reading")
@@ -91,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         said, is_verified = stored.compare(rows.finite(args.stored), repeated)
         to_stdout([said])
         return 0 if is_verified else ABOVE_LIMIT
-    return deliver(report, args, plots)
+    return deliver(report, args)
 
 
 def check_model(name: str, option: str, settings: dict | None) -> None:
@@ -129,14 +124,11 @@ def check_writable(option: str, path: str) -> None:
         raise ValueError(f"{option} must be a writable file, got {path!r}.")
 
 
-def deliver(report: Report, args: argparse.Namespace, plots=None) -> int:
+def deliver(report: Report, args: argparse.Namespace) -> int:
     """Write the files, then print; return the exit code, which is determined first.
 
-    Args:
-        plots: the module that draws, if needed.
-
     Raises:
-        Exception: a file cannot be written or drawn; the other files are written, and the numbers
+        Exception: a file cannot be written; the other files are written, and the numbers
             are printed.
     """
     code, missed = verdict(report, args)
@@ -145,7 +137,6 @@ def deliver(report: Report, args: argparse.Namespace, plots=None) -> int:
     writers = {
         args.output: lambda: output.write(report, args),
         args.html: lambda: showing.write_report(report, args),
-        args.plot: lambda: plots.draw(report, args.plot),
     }
     written, failures = [], []
     for write in (write for path, write in writers.items() if path):

@@ -438,12 +438,11 @@ class Scoring:
         if all(map(self.scores_each_text, protocols)):
             texts = [text for text in texts if not self.is_empty(text)]
         named = {"protocol": [p.name for p in protocols]} if self.args.compares else {}
-        is_drawn = self.args.plot is not None and self.args.reference is not None
         result, scored, sizes = self.call(
             texts,
             protocols[0],
             model_id=model_id,
-            return_token_scores=self.columns if self.args.tokens else is_drawn,
+            return_token_scores=self.columns if self.args.tokens else False,
             return_totals=bool(self.args.models[1:]) and not self.args.reference,
             **named,
         )

@@ -132,7 +132,6 @@ OUTPUT = {
     "label": option("names of the models in the output", type=values.names, metavar="NAME,..."),
     "show": option("print the text, coloured by surprisal", action="store_true"),
     "html": option("write a report with coloured text for the browser", metavar="FILE"),
-    "plot": option("draw the comparison: .png, .svg, .pdf", metavar="FILE"),
     "fail_above": option("exit code 1 if the perplexity is above X", type=float, metavar="X"),
     "cite": option("print the sentence for a paper, and BibTeX", action="store_true"),
     "find": option(
@@ -196,7 +195,7 @@ BESIDE = {
     ),
     "merge": ("format", "json", "output", "fail_above", "verbose", "quiet", "debug", "distributed"),
     "part": ALL.keys() - {
-        *("find", "merge", "tokens", "words", "show", "html", "plot", "cite", "verify", "label"),
+        *("find", "merge", "tokens", "words", "show", "html", "cite", "verify", "label"),
         *("fail_above", "verbose", "columns", "separator", "reference", "context_lengths"),
     },
 }  # fmt: skip
@@ -387,7 +386,7 @@ def stored_options(args: argparse.Namespace) -> dict:
 
 def written_files(args: argparse.Namespace) -> dict[str, str]:
     """Return the paths of output files, by option."""
-    names = ("output", "html", "plot", "checkpoint")
+    names = ("output", "html", "checkpoint")
     files = {spelled(name): getattr(args, name) for name in names}
     return {option: path for option, path in files.items() if path is not None}
 
@@ -437,7 +436,7 @@ def check_together(args: argparse.Namespace) -> None:
         "--cite and --tokens, --words or --format": args.cite
         and (args.unit or args.format != "text"),
         "--verify and --find, --merge or other output": args.verify
-        and (args.find or args.merge or shows or args.output or args.plot or args.fail_above),
+        and (args.find or args.merge or shows or args.output or args.fail_above),
         f"--reference {WITHOUT_ADAPTER!r} and settings of another model": of_reference
         and args.reference == WITHOUT_ADAPTER,
     }
@@ -456,8 +455,6 @@ def check_requirements(args: argparse.Namespace) -> None:
     paths = [os.path.realpath(path) for path in written_files(args).values()]
     read_once = any(name == "-" or Path(name).is_fifo() for name in args.files or ["-"])
     unmet = {
-        "--plot requires several protocols, windows, strides or models, --context-lengths or "
-        "--reference": args.plot and not (args.axes or args.reference or args.context_lengths),
         f"--html must be a file that ends in .html, got {args.html!r}": args.html
         and Path(args.html).suffix.lower() not in (".html", ".htm"),
         f"--keep-text requires --format {', '.join(TIDY)}, got {args.format}, which has no column for "
@@ -471,8 +468,7 @@ def check_requirements(args: argparse.Namespace) -> None:
         f"--columns interval must follow {' or '.join(HAVE_INTERVALS)}, whose interval it is": stray,
         f"--columns must have at most one of {', '.join(AXES)}, got {', '.join(given)}: the others are "
         "rows": sum(name in AXES for name in given) > 1,
-        "--output, --html, --plot and --checkpoint must be different files": len(set(paths))
-        < len(paths),
+        "--output, --html and --checkpoint must be different files": len(set(paths)) < len(paths),
         "FILE must be a file that every process of torchrun can read, got standard input or a pipe; "
         "write the text to a file first": args.distributed
         and read_once
