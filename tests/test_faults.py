@@ -351,14 +351,13 @@ ARGUMENTS = [
     given_as("dtype", "float16", Refused(ValueError, r"`dtype` must be left out with `model`.*got 'float16'")),
     given_as("model_kwargs", {"revision": "x"}, Refused(ValueError, r"`model_kwargs` must be left out with `model`")),
     given_as("model_id", "gpt2", Refused(ValueError, r"Exactly one of `model_id` and `model` must be given.*got both")),
-    folder_row("device='tpu9' by name", untouched, Refused(ValueError, r"`device` must be 'cpu', 'gpu', .* got 'tpu9'"), device="tpu9"),
-    folder_row("device='cuda:99' by name", untouched, Refused(ValueError, r"`device` must be a device of this machine, got 'cuda:99'"), device="cuda:99"),
+    folder_row("device='tpu9' by name", untouched, Refused(ValueError, r"`device` must be a device of this machine.* got 'tpu9'"), device="tpu9"),
+    folder_row("device='cuda:99' by name", untouched, Refused(ValueError, r"`device` must be a device of this machine.* got 'cuda:99'"), device="cuda:99"),
     folder_row("device=0 by name", untouched, Refused(TypeError, r"`device` must be a string .* got 0"), device=0),
     folder_row("dtype='float8' by name", untouched, Refused(ValueError, r"`dtype` must be 'auto', 'float32', .* got 'float8'"), dtype="float8"),
     folder_row("model_kwargs=['revision'] by name", untouched, Refused(TypeError, r"`model_kwargs` must be a dict .*\['revision'\]"), model_kwargs=["revision"]),
     given_as("model_id", "", Refused(TypeError, r"`model_id` must be the name of a model .* got ''"), "model_id='' by itself", model=None, tokenizer=None),
-    folder_row("no such device", untouched, Refused(ValueError, "`device` must be a device of this machine, got 'meta'"), device="meta"),
-    folder_row("no such argument of from_pretrained", untouched, Refused(ValueError, "`model_id`=.* could not be loaded.*Check 'no_such' in `model_kwargs`"), model_kwargs={"no_such": 1}),
+    folder_row("no such argument of from_pretrained", untouched, Refused(ValueError, "`model_id`=.* could not be loaded.*no_such"), model_kwargs={"no_such": 1}),
     *[
         given_as(argument, value, Refused(ValueError, rf"`{argument}` must be left out with protocol='{re.escape(protocol)}'.* has no such"), f"{argument} with {protocol}", protocol=protocol)
         for protocol, argument, value in [

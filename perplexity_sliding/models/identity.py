@@ -22,7 +22,7 @@ from ..digests import DIGITS, digest_of
 from ..errors import ArgumentTypeError
 from ..plan.tokenization import tokenize
 
-# The revision of a model, or of a tokenizer, that nothing identifies.
+# The revision of a model, or the digest of a tokenizer, that nothing identifies.
 LIVE = "live"
 # Entries of a configuration that do not affect logits.
 OF_ORIGIN = (
@@ -49,7 +49,6 @@ _REPEATABLE: weakref.WeakSet = weakref.WeakSet()
 
 
 def model_name(name: str, model_kwargs: dict) -> str:
-    """Return a model's name on the Hub, or the last part of its folder's path."""
     local = os.path.isabs(name) or name.startswith(".") or os.path.isdir(name)
     shown = os.path.basename(os.path.abspath(name)) if local else name
     signs = {"subfolder": "/", "variant": ":", "gguf_file": "/"}
@@ -71,7 +70,6 @@ def model_revision(model: torch.nn.Module, commit: str | None = None) -> str:
 
 
 def weights_digest(model: torch.nn.Module) -> str:
-    """Digest the state dict: names, dtypes, shapes and values."""
     digest = xxhash.xxh3_128()
     for name, tensor in sorted(model.state_dict().items()):
         for part in plain_tensors(tensor):
@@ -83,8 +81,7 @@ def weights_digest(model: torch.nn.Module) -> str:
 
 def plain_tensors(tensor: Any) -> Iterator[torch.Tensor]:
     """Yield a tensor, or those that make up a quantised or sharded one."""
-    if hasattr(tensor, "full_tensor"):
-        tensor = tensor.full_tensor()
+    tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     if not isinstance(tensor, torch.Tensor) or tensor.is_meta:  # settings; offloaded weights
         return
     if hasattr(tensor, "__tensor_flatten__"):
@@ -122,12 +119,7 @@ def probe_text(vocabulary_size: int, limit: int | None, length: int = PROBE_TOKE
 
 
 def check_tokenizer(tokenizer: Any, argument: str = "tokenizer") -> None:
-    """Check that an object is a tokenizer, and a deterministic one.
-
-    Raises:
-        TypeError: it is not a tokenizer.
-        ValueError: it samples its segmentation.
-    """
+    """Check that an object is a tokenizer, and a deterministic one."""
     needed = ("convert_ids_to_tokens", "is_fast")  # which mistral-common's has not
     if not callable(tokenizer) or not all(hasattr(tokenizer, name) for name in needed):
         raise ArgumentTypeError(
@@ -137,14 +129,7 @@ def check_tokenizer(tokenizer: Any, argument: str = "tokenizer") -> None:
 
 
 def check_repeatable(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """Refuse a tokenizer that samples, which encodes one text in several ways (tokenizers #644).
-
-    Args:
-        name: its name in the error.
-
-    Raises:
-        ValueError: it does.
-    """
+    """Refuse a tokenizer that samples, which encodes one text in several ways (tokenizers #644)."""
     if tokenizer in _REPEATABLE:
         return
     model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)

@@ -1,7 +1,6 @@
 """The interface of models, and the signature, which identifies what numbers depend on.
 
-A `LanguageModel` runs in this process; other models run in another engine or on a server.  Each is
-opened or adopted, prepared, and used::
+A `LanguageModel` runs in this process; other models run in another engine or on a server::
 
     model = ModelSource("gpt2").open()
     with model.in_use():
@@ -35,7 +34,6 @@ LARGEST_LIMIT = 10**9
 # Logits (R', V) of some rows at a time, and the token ids (R',) that they predict.
 LogitBlocks = Iterator[tuple[torch.Tensor, torch.Tensor]]
 
-
 # Fields with versions of the libraries that run the model.
 LIBRARIES = ("transformers", "torch")
 
@@ -60,7 +58,6 @@ class Prefix(NamedTuple):
     cache: Cache
 
     def copy(self, number: int) -> "Prefix":
-        """Copy it for `number` continuations; the original is unchanged."""
         copied = copy.deepcopy(self.cache)
         copied.batch_repeat_interleave(number)
         return Prefix(copied)
@@ -119,28 +116,18 @@ class ScoredModel:
         return nullcontext()
 
     def check(self) -> None:
-        """Check the model, unless that was done before.
-
-        Raises:
-            ValueError: it cannot score texts, because it attends to future tokens or is random.
-        """
+        """Refuse a model that cannot score texts: it attends to future tokens, or is random."""
         raise NotImplementedError
 
     def prepare(self, length: int) -> None:
-        """Get ready for passes of at most `length` tokens.
-
-        Raises:
-            ValueError: the model cannot score passes of this length.
-        """
+        """Get ready for passes of at most `length` tokens, or refuse that length."""
 
     def identify(self) -> None:
         """Digest a live model and its tokenizer, and measure the probe."""
         raise NotImplementedError
 
     def logits(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
-        """Yield (logits (R', V), targets (R',)) of the scored rows, at most `block_rows` at a time.
-
-        Log-probabilities are valid logits.
+        """Yield logits, or log-probabilities, of at most `block_rows` scored rows at a time.
 
         Args:
             prefix: the cached prefix of all passes.
@@ -195,7 +182,6 @@ class EngineModel(ScoredModel):
 
 
 def describe_model(model: ScoredModel) -> str:
-    """Describe on one line everything that a model's scores of given tokens depend on."""
     return _line(_model_fields(model))
 
 
@@ -229,16 +215,13 @@ def describe_measurement(
 
 
 def _model_fields(model: ScoredModel) -> dict[str, object]:
-    """Return the fields of a model, with the metric's version first, then those of the libraries."""
     fields = model.signature_fields()
     libraries = {name: fields.pop(name) for name in LIBRARIES if name in fields}
     return fields | {"version": VERSION} | libraries
 
 
 def _line(fields: dict[str, object]) -> str:
-    return "|".join(f"{key}:{_shown(value)}" for key, value in fields.items())
+    def escaped(value: object) -> str:
+        return str(value).encode("unicode_escape").decode("ascii").replace("|", r"\x7c")
 
-
-def _shown(value: object) -> str:
-    """Format a field's value on one line, with an escaped separator."""
-    return str(value).encode("unicode_escape").decode("ascii").replace("|", r"\x7c")
+    return "|".join(f"{key}:{escaped(value)}" for key, value in fields.items())

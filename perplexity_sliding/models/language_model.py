@@ -66,7 +66,6 @@ class LanguageModel(ScoredModel):
         model: the torch module.
         revision: its commit or a digest of its weights, and a digest of its configuration; "live"
             if it was adopted and not identified.
-        tokenizer_digest: identifies the tokenizer; "live" likewise.
         head: computes its logits; known after `check`.
     """
 
@@ -114,9 +113,6 @@ class LanguageModel(ScoredModel):
     ) -> "LanguageModel":
         """Load a model, and its tokenizer unless one is given, and identify both.
 
-        Args:
-            argument: name of the argument, for errors.
-
         Raises:
             ValueError: it cannot be loaded, or is not a complete causal language model.
         """
@@ -149,22 +145,13 @@ class LanguageModel(ScoredModel):
     ) -> "LanguageModel":
         """Adopt a live model and its tokenizer.
 
-        Args:
-            argument, tokenizer_argument: names of the arguments, for errors.
-
         Raises:
             TypeError: they have other types.
             ValueError: the model is an encoder-decoder, or has no weights.
         """
         if not isinstance(model, torch.nn.Module):
             raise ArgumentTypeError(
-                argument,
-                "be a loaded torch model or a vllm.LLM",
-                got=type(model).__name__,
-                advice=(
-                    "Pass a name or a folder as "
-                    f"`{'model_id' if argument == 'model' else argument}`."
-                ),
+                argument, "be a loaded torch model or a vllm.LLM", got=type(model).__name__
             )
         model = unwrapped(model)
         gather_once(model, argument)
@@ -200,11 +187,9 @@ class LanguageModel(ScoredModel):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of its weights."""
         return next(self.model.parameters(), torch.empty(0)).dtype
 
     def signature_fields(self) -> dict[str, object]:
-        """Return everything that scores of given tokens depend on, in the signature's order."""
         adapters = active_adapters(self._modules)
         return {
             "model": self.name,
@@ -218,10 +203,7 @@ class LanguageModel(ScoredModel):
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Lock the model and put it in evaluation mode; restore it afterwards.
-
-        Other threads that use the same model wait, because parts of it run differently meanwhile.
-        """
+        """Lock the model, parts of which run differently meanwhile, in evaluation mode."""
         with self.lock, evaluating(self._modules):
             try:
                 yield
@@ -230,11 +212,7 @@ class LanguageModel(ScoredModel):
 
     @torch.inference_mode()
     def check(self) -> None:
-        """Check the model with short passes, or take what an earlier check of it found.
-
-        Raises:
-            ValueError: it returns no logits, or it attends to future tokens.
-        """
+        """Check the model with short passes, or take what an earlier check of it found."""
         config = getattr(self.model, "config", None)
         self._attention = getattr(config, "_attn_implementation", None)
         known = _FINDINGS.setdefault(self.model, {})
@@ -278,10 +256,8 @@ class LanguageModel(ScoredModel):
         return torch.allclose(shared, whole, rtol=1e-4, atol=1e-4)
 
     def read_prefix(self, ids: torch.Tensor) -> Prefix:
-        """Return the model's cache of tokens (1, T), to continue from them."""
         return read_prefix(self.head.reader, ids)
 
     def logits(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
-        """Yield the logits of the scored rows of a batch on `device`, as its `head` does."""
         forget_lengths(self._growing)
         yield from self.head(batch, block_rows, prefix)

@@ -72,7 +72,6 @@ LOADING = threading.RLock()
 
 
 def resolve_device(device: str | torch.device | None) -> torch.device:
-    """Choose the device to load a model on; None picks an accelerator if there is one."""
     if device is None:
         if torch.cuda.is_available():
             return torch.device("cuda")
@@ -81,31 +80,19 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
         raise ArgumentTypeError("device", "be a string such as 'cpu' or 'cuda:0'", got=repr(device))
     try:
         resolved = torch.device("cuda" if device == "gpu" else device)
-    except RuntimeError:
-        raise ArgumentError(
-            "device", "be 'cpu', 'gpu', 'cuda', 'cuda:<number>' or 'mps'", got=repr(device)
-        ) from None
-    counts = {
-        "cpu": 1,
-        "cuda": torch.cuda.device_count(),
-        "mps": int(torch.backends.mps.is_available()),
-    }
-    if (resolved.index or 0) >= counts.get(resolved.type, 0):
+        torch.empty(0, device=resolved)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ArgumentError(
             "device",
-            "be a device of this machine",
+            "be a device of this machine, such as 'cpu', 'cuda:0' or 'mps'",
             got=repr(device),
             advice="Leave `device` out to choose automatically.",
-        )
+        ) from error
     return resolved
 
 
 def resolve_dtype(dtype: str | torch.dtype | None, argument: str = "dtype") -> torch.dtype | str:
-    """Return the dtype for loading weights; None means float32, as in the stock metric.
-
-    Transformers 5 alone would silently evaluate a bfloat16 checkpoint in bfloat16.
-    """
-    if dtype is None:
+    if dtype is None:  # as the stock metric; transformers 5 would take that of the checkpoint
         return torch.float32
     if isinstance(dtype, str) and dtype in DTYPES:
         return DTYPES[dtype]
@@ -123,9 +110,6 @@ def load_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """Load the tokenizer from the same source as the model, by the arguments that they share.
 
-    Args:
-        argument: name of the argument, for errors.
-
     Raises:
         ValueError: there is none, or it is not deterministic.
     """
@@ -138,8 +122,7 @@ def load_tokenizer(
         try:
             tokenizer = _read_tokenizer(model_id, kwargs)
         except Exception:
-            where = {key: shared[key] for key in FILE_KWARGS if key in shared}
-            base = base_of_adapter(model_id, where)
+            base = base_of_adapter(model_id, shared)
             if base is None:
                 raise
             elsewhere = {"trust_remote_code": kwargs["trust_remote_code"]}
@@ -166,25 +149,19 @@ def load_model(
     """Load a causal language model with all of its weights, on its device.
 
     Args:
-        device: device to move it to; None if `model_kwargs` (device_map, quantization_config)
-            place it.
-        dtype: dtype of the weights; None if `model_kwargs` set it.
-        argument: name of the argument, for errors.
+        device, dtype: None if `model_kwargs` (device_map, quantization_config) set them.
 
     Raises:
         ValueError: it is not found, not a causal language model, or lacks weights.
     """
-    check_place(model_id, argument, model_kwargs)
     name = f"`{argument}`={model_id!r}"
     kwargs = {"trust_remote_code": False} | model_kwargs
     if dtype is not None:
         # Renamed in transformers 4.56.
         is_renamed = Version(transformers.__version__) >= Version("4.56")
         kwargs["dtype" if is_renamed else "torch_dtype"] = dtype
-    where = {key: kwargs[key] for key in FILE_KWARGS if key in kwargs}
-    option = "model_kwargs" if argument == "model_id" else f"{argument}['model_kwargs']"
     with _loading(name):
-        base = base_of_adapter(model_id, where)
+        base = base_of_adapter(model_id, kwargs)
         if base and not is_peft_available():
             raise ValueError("it is an adapter, which requires the package peft: pip install peft")
         config = kwargs.get("config") or base or model_id
@@ -193,21 +170,16 @@ def load_model(
             shared = {k: kwargs[k] for k in SHARED_KWARGS if k in kwargs and k not in dropped}
             config = AutoConfig.from_pretrained(os.fspath(config), **shared)
     check_decoder(config, name)
-    layers = getattr(config.get_text_config(decoder=True), "num_hidden_layers", None)
-    if isinstance(layers, int) and layers < 1:
-        raise ValueError(
-            f"{name} must have at least one layer, but its configuration has "
-            f"num_hidden_layers={layers}. Check its config.json."
+    of_base = kwargs
+    if base is not None:
+        of_base = {key: kwargs[key] for key in kwargs.keys() - {"revision", "subfolder"}}
+    with _loading(name):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            base or model_id, output_loading_info=True, **of_base
         )
-    loaded: Any
-    with _loading(name, argument=option, given=model_kwargs):
-        if base is None:
-            loaded = AutoModelForCausalLM.from_pretrained(
-                model_id, output_loading_info=True, **kwargs
-            )
-            model, report = loaded
-        else:
-            model, report = _load_adapter(model_id, base, kwargs, where)
+        model, report = loaded
+        if base is not None:
+            model = _add_adapter(model, model_id, kwargs)
     missing = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
     if missing:
         raise ValueError(
@@ -223,36 +195,25 @@ def load_model(
         return model.to(device)
 
 
-def _load_adapter(model_id: str, base: str, kwargs: dict, where: dict) -> tuple[Any, dict]:
-    """Load the base of an adapter, put the adapter into it, and return the report of the base.
-
-    Args:
-        where: arguments that say where the adapter's files are.
-    """
+def _add_adapter(model: Any, adapter: str, kwargs: dict) -> torch.nn.Module:
     from peft import PeftModel
     from peft.utils import load_peft_weights
 
-    of_base = {key: kwargs[key] for key in kwargs.keys() - {"revision", "subfolder"}}
-    loaded: Any = AutoModelForCausalLM.from_pretrained(base, output_loading_info=True, **of_base)
-    model, report = loaded
-    weights = load_peft_weights(model_id, device="cpu", **where)
+    where = {key: kwargs[key] for key in FILE_KWARGS if key in kwargs}
+    weights = load_peft_weights(adapter, device="cpu", **where)
     names = [key for key in weights if re.search(r"(emb|wte|head)(?!.*lora_).*\.weight$", key)]
     rows = max((len(weights[key]) for key in names), default=0)
     if rows and rows != len(model.get_input_embeddings().weight):
-        model.resize_token_embeddings(
-            rows
-        )  # for tokens of its own: the adapter's file has all rows
-    adapted = PeftModel.from_pretrained(model, model_id, autocast_adapter_dtype=False, **where)
-    return unwrapped(adapted), report
+        # for tokens of its own: the adapter's file has all rows
+        model.resize_token_embeddings(rows)
+    adapted = PeftModel.from_pretrained(model, adapter, autocast_adapter_dtype=False, **where)
+    return unwrapped(adapted)
 
 
 def base_of_adapter(model_id: str, kwargs: dict) -> str | None:
-    """Return the name of an adapter's base model; None for a complete model.
-
-    Args:
-        kwargs: those of `FILE_KWARGS` that are given.
-    """
-    path = find_adapter_config_file(model_id, **kwargs)
+    """Return the name of an adapter's base model; None for a complete model."""
+    where = {key: kwargs[key] for key in FILE_KWARGS if key in kwargs}
+    path = find_adapter_config_file(model_id, **where)
     if path is None:
         return None
     with open(path, encoding="utf-8") as file:
@@ -261,13 +222,13 @@ def base_of_adapter(model_id: str, kwargs: dict) -> str | None:
 
 def check_place(model_id: str, argument: str, kwargs: Collection[str] = ()) -> None:
     """Refuse a path that is not a folder of a model; other names are names on the Hub."""
-    files = sorted(Path(model_id).glob("*.gguf")) if os.path.isdir(model_id) else []
+    files = sorted(Path(model_id).glob("*.gguf"))
     if files and "gguf_file" not in kwargs and not os.path.isfile(Path(model_id, CONFIGS[0])):
         raise ArgumentError(
             argument,
             "be a folder with a config.json",
-            got=f"{model_id!r}, with {files[0].name}",
-            advice=f"Pass {str(files[0])!r} to read it with llama.cpp, or {files[0].name!r} as "
+            got=repr(model_id),
+            advice=f"Pass {str(files[0])!r} to read that file with llama.cpp, or its name as "
             "'gguf_file' in `model_kwargs` to read it with transformers.",
         )
     if os.path.isfile(model_id):
@@ -288,10 +249,7 @@ def check_place(model_id: str, argument: str, kwargs: Collection[str] = ()) -> N
 
 
 def files_state(model_id: str, model_kwargs: dict) -> list[tuple]:
-    """List the sizes and times of a local model's files, which change when one is written.
-
-    Those of an adapter's base model, and of paths in the arguments of from_pretrained, are included.
-    """
+    """List the sizes and times of a local model's files, also of an adapter's base and of arguments."""
     base = base_of_adapter(model_id, {}) if os.path.isdir(model_id) else None
     places = [
         Path(place).absolute()
@@ -325,18 +283,15 @@ def snapshot(value: object) -> str:
 
 
 def find_commit(model_id: str, model_kwargs: dict) -> str | None:
-    """Return the commit of a model of the Hub, from its path in the Hub's cache.
-
-    None for a folder, and if the arguments select other weights.
-    """
-    if OTHER_WEIGHTS & set(model_kwargs):
+    """Return the commit of a model of the Hub, from its path in the Hub's cache."""
+    if OTHER_WEIGHTS & set(model_kwargs) or os.path.isdir(model_id):
         return None
     kwargs = {key: model_kwargs[key] for key in FILE_KWARGS if key in model_kwargs}
     path = cached_file(
         model_id, "config.json", _raise_exceptions_for_missing_entries=False, **kwargs
     )
     commit = re.search(r"snapshots[/\\]([0-9a-f]{40})[/\\]", str(path or ""))
-    return commit[1] if commit and not os.path.isdir(model_id) else None
+    return commit[1] if commit else None
 
 
 def unwrapped(model: Any) -> torch.nn.Module:
@@ -384,7 +339,6 @@ def gather_once(model: torch.nn.Module, argument: str) -> None:
 
 
 def check_decoder(config: object, name: str) -> None:
-    """Refuse encoder-decoder models, whose decoder does not read the scored text as input."""
     if getattr(config, "is_encoder_decoder", False):
         raise ValueError(
             f"{name} must be a causal (decoder-only) language model, got the encoder-decoder "
@@ -399,24 +353,15 @@ def context_limit(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase) ->
         (getattr(config, name, None) for name in LIMIT_NAMES),
         [getattr(tokenizer, "model_max_length", None)],
     )
-    limit = next(
-        (int(n) for n in stated if isinstance(n, int | float) and 0 < n < LARGEST_LIMIT), None
-    )
-    table = position_table(model)
+    usable = (int(n) for n in stated if isinstance(n, int | float) and 0 < n < LARGEST_LIMIT)
+    limit, table = next(usable, None), position_table(model)
     # A position table is a limit even if the configuration does not state it.
-    length = min((n for n in (limit, table) if n), default=None)
-    return ContextLimit(length, table)
+    return ContextLimit(min((n for n in (limit, table) if n), default=None), table)
 
 
 @contextmanager
-def _loading(
-    name: str, advice: str = "", argument: str = "", given: Collection[str] = ()
-) -> Iterator[None]:
-    """Load one at a time; convert any failure to a ValueError that names the model or tokenizer.
-
-    Args:
-        argument, given: an argument, and its keys: one that the failure mentions is named.
-    """
+def _loading(name: str, advice: str = "") -> Iterator[None]:
+    """Load one at a time; convert any failure to a ValueError that names the model or tokenizer."""
     try:
         with LOADING:
             yield
@@ -425,10 +370,6 @@ def _loading(
     except Exception as error:  # transformers, safetensors and remote code raise any
         if "trust_remote_code" in str(error):
             advice = ". To run the code in its repository, pass it in `model_kwargs`."
-        elif any(key.startswith("load_in_") for key in given):
-            advice = ". Pass 'quantization_config': BitsAndBytesConfig(…) instead of 'load_in_…'."
-        elif blamed := [key for key in given if re.search(rf"\b{re.escape(key)}\b", str(error))]:
-            advice = f". Check {', '.join(map(repr, blamed))} in `{argument}`."
         raise ValueError(f"{name} could not be loaded: {error}{advice}") from error
 
 
@@ -444,9 +385,6 @@ def check_exists(
 
     Args:
         files: a model is cached if one of these files is.
-
-    Raises:
-        ValueError: the model does not exist, or the Hub is not reachable.
     """
     if os.path.isdir(model_id) or model_kwargs.get("local_files_only"):
         return

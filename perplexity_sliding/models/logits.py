@@ -17,7 +17,6 @@ from ..errors import Wording
 from .identity import probe_text
 from .interface import Batch, LogitBlocks, Prefix
 from .module import (
-    forward_parameters,
     grows_frequencies,
     input_device,
     num_embeddings,
@@ -33,10 +32,10 @@ OTHER_SHAPE = {torch.float32: 1e-3, torch.bfloat16: 0.08, torch.float16: 0.02}
 
 CACHE_LINE = 16  # float32 numbers
 CHECK_LENGTH = 12
-OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 WITH_PROMPTS = (
     "Adapters that put tokens before the text (prompt tuning, p-tuning) are not supported."
 )
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 # Errors of a head that does not support the architecture.
 UNSUPPORTED_ERRORS = (TypeError, AttributeError, RuntimeError, ValueError, IndexError, KeyError)
 
@@ -54,9 +53,6 @@ class BodyThenHead:
     Args:
         faster: faster forwards by the modules that they replace.  With them, a block of logits is
             gone when the next one is computed.
-
-    Attributes:
-        reader: the module that reads a prefix.
     """
 
     by_blocks = True
@@ -67,11 +63,6 @@ class BodyThenHead:
         self.model, self.reader, self.faster = model, body, faster
 
     def __call__(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
-        """Yield (logits (R', V), targets (R',)) of at most `block_rows` rows at a time.
-
-        Args:
-            prefix: state before each of the B rows; `read_prefix` returns one.
-        """
         with replaced_forwards(self.faster):
             output = run_module(self.reader, batch.ids, **after_prefix(self.reader, prefix))
         hidden = output.last_hidden_state.flatten(0, 1)
@@ -87,54 +78,32 @@ class BodyThenHead:
 
 
 class WholeForward:
-    """Run the model's own forward, for only the required rows of logits if it supports that.
-
-    For models of any other architecture.
-
-    Args:
-        takes_index: ask for rows by `logits_to_keep`; else all are computed and the rest dropped.
-    """
+    """Run the model's own forward, with all logits of a window in memory at once."""
 
     by_blocks = False
 
-    def __init__(self, model: torch.nn.Module, takes_index: bool) -> None:
-        self.reader, self.takes_index = model, takes_index
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.reader = model
 
     def __call__(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
-        """Yield blocks as `BodyThenHead` does, with a whole window's logits in memory at once."""
         ids, scored, targets = batch
         length = ids.shape[1]
         # windows whose logits fit in memory together
         per_pass = len(ids) if prefix is not None else max(1, block_rows // length)
         for first in range(0, len(ids), per_pass):
-            part = ids[first : first + per_pass]
             inside = (scored >= first * length) & (scored < (first + per_pass) * length)
-            logits = self._logits(part, scored[inside] - first * length, prefix)
+            part, after = ids[first : first + per_pass], after_prefix(self.reader, prefix)
+            logits = run_module(self.reader, part, **after).logits.flatten(0, 1)
+            logits = logits[(scored[inside] - first * length).to(logits.device)]
             labels = targets[inside].to(logits.device)
             yield from zip(logits.split(block_rows), labels.split(block_rows))
-
-    def _logits(self, ids: torch.Tensor, rows: torch.Tensor, prefix: Prefix | None) -> torch.Tensor:
-        """Compute the logits (R, V) of given rows among all rows of `ids` (B, T)."""
-        after = after_prefix(self.reader, prefix)
-        if not self.takes_index or prefix is not None:
-            logits = run_module(self.reader, ids, **after).logits.flatten(0, 1)
-            return logits[rows.to(logits.device)]
-        places = rows % ids.shape[1]
-        kept = torch.unique(places)  # sorted; nearly the same positions in all windows of a batch
-        logits = run_module(self.reader, ids, logits_to_keep=kept).logits  # (B, K, V)
-        windows, columns = rows // ids.shape[1], torch.searchsorted(kept, places)
-        return logits[windows.to(logits.device), columns.to(logits.device)]
 
 
 Head = BodyThenHead | WholeForward
 
 
 def list_heads(model: Any, modules: Sequence[torch.nn.Module]) -> list[Head]:
-    """List the possible heads of a model, the cheapest first; the last is the plain forward.
-
-    Args:
-        modules: all of the model.
-    """
+    """List the possible heads of a model, the cheapest first; the last is the plain forward."""
     bodies: list[Any] = [getattr(model, "base_model", None)]
     if hasattr(model, "get_decoder"):
         bodies.append(model.get_decoder())  # OPT's is in its base model
@@ -145,9 +114,7 @@ def list_heads(model: Any, modules: Sequence[torch.nn.Module]) -> list[Head]:
         if isinstance(body, torch.nn.Module) and body is not model
         for forwards in (faster, {})
     ]
-    if "logits_to_keep" in forward_parameters(model):
-        heads.append(WholeForward(model, takes_index=True))
-    return [*heads, WholeForward(model, takes_index=False)]
+    return [*heads, WholeForward(model)]
 
 
 def faster_forwards(
@@ -157,12 +124,12 @@ def faster_forwards(
 
     GPT-2's activation takes eight steps, each of which rounds in half precision.
     """
-    if torch.is_autocast_enabled("cpu"):
-        return {}
     weight = next((p for m in modules for p in m._parameters.values() if p is not None), None)
-    faster: dict[torch.nn.Module, Callable] = {}
-    if is_float32_on_cpu(weight):
-        faster = {module: fused_gelu for module in modules if type(module) is NewGELUActivation}
+    if torch.is_autocast_enabled("cpu") or not is_float32_on_cpu(weight):
+        return {}
+    faster: dict[torch.nn.Module, Callable] = {
+        module: fused_gelu for module in modules if type(module) is NewGELUActivation
+    }
     linear = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     if type(linear) is torch.nn.Linear and is_float32_on_cpu(linear.weight):
         faster[linear] = AlignedProduct(linear)
@@ -182,7 +149,7 @@ class AlignedProduct:
 
     If the number of outputs is not a multiple of a cache line, such as GPT-2's 50257 tokens, a plain
     product on a CPU writes unaligned rows, and memory that is newly allocated for every block must be
-    mapped each time.
+    mapped each time.  The next call overwrites what the last one returned.
     """
 
     def __init__(self, linear: torch.nn.Linear) -> None:
@@ -190,7 +157,6 @@ class AlignedProduct:
         self.buffer = linear.weight.new_empty(0)
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return logits (..., V) for hidden states (..., D); the next call overwrites them."""
         rows = hidden.flatten(0, -2)  # (R, D)
         weight, bias = self.linear.weight, self.linear.bias
         if len(rows) > len(self.buffer):
@@ -231,7 +197,6 @@ def cache_name(module: torch.nn.Module) -> str:
 
 @contextmanager
 def replaced_forwards(forwards: Mapping[torch.nn.Module, Callable]) -> Iterator[None]:
-    """Replace the `forward` of modules within the context."""
     # accelerate stores its hooks in the same attribute; `setattr` of a module is slow
     replaced = {module: vars(module).get("forward") for module in forwards}
     for module, forward in forwards.items():
@@ -270,7 +235,6 @@ def check_model(
     """Check that later tokens do not change earlier logits, and find how a model can be read.
 
     Args:
-        heads: of `list_heads`.
         name: the model's name in errors.
         limit: its maximum number of tokens.
 
@@ -338,18 +302,13 @@ def plain_logits(model: torch.nn.Module, ids: torch.Tensor, name: str) -> torch.
             raise explain_failure(error, len(ids), ids.shape[1], ids.device) from error
         reason = f"but a forward pass failed: {str(error) or type(error).__name__}."
         raise ValueError(Wording(needed + reason)) from error
-    shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
-    if getattr(logits, "is_meta", False):
-        shape = "a tensor on the meta device, without weights,"
-    if not isinstance(logits, torch.Tensor) or shape[:-1] != tuple(ids.shape):
-        advice = WITH_PROMPTS if hasattr(model, "peft_config") else ""
-        raise ValueError(
-            Wording(
-                f"{needed}of the shape (texts, tokens, vocabulary), got {shape} for "
-                f"{tuple(ids.shape)}.",
-                advice,
-            )
-        )
+    if not isinstance(logits, torch.Tensor) or logits.is_meta:
+        got = type(logits).__name__ if logits is None else "one on the meta device, without weights"
+        raise ValueError(Wording(f"{needed}got {got}."))
+    if logits.shape[:-1] != ids.shape:
+        advice = "" if not hasattr(model, "peft_config") else WITH_PROMPTS
+        got = f"of the shape {tuple(logits.shape)} for {tuple(ids.shape)}"
+        raise ValueError(Wording(f"{needed}got logits {got}.", advice))
     return logits
 
 
@@ -359,7 +318,7 @@ def differ(
     tolerance: float,
     scale_by: torch.Tensor | None = None,
 ) -> bool:
-    """Return whether logits (..., V) differ by more than rounding, ignoring offsets.
+    """Return whether logits (..., V) differ by more than rounding.
 
     Args:
         tolerance: the largest difference due to rounding, relative to the logits' spread.
