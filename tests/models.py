@@ -113,29 +113,6 @@ UNUSUAL = {
             "layer_types": ["chunked_attention", "full_attention"],
         },
     ),
-    "qwen3_5": (
-        "Qwen3_5Text",  # a state beside keys, and a place on each axis of an image
-        _LLAMA
-        | {
-            "head_dim": 16,
-            "linear_key_head_dim": 8,
-            "linear_value_head_dim": 8,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 2,
-            "layer_types": ["linear_attention", "full_attention"],
-        },
-    ),
-    "mamba2": (
-        "Mamba2",  # a tuple of limits
-        {
-            "hidden_size": 32,
-            "num_hidden_layers": 1,
-            "num_heads": 4,
-            "head_dim": 16,
-            "state_size": 4,
-            "n_groups": 1,
-        },
-    ),
     "roberta": (
         "Roberta",  # padding has no position
         {

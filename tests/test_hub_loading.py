@@ -235,27 +235,6 @@ def test_an_installed_package_of_another_version_is_refused(python, files, site,
     refused = python.run(source, tmp_path, [site]).json["refused"]
     assert f"has version {VERSION}" in refused
     assert f"{site / 'perplexity_sliding'} has version 0.1.0" in refused
-    # a file without a package beside it
-    alone = tmp_path / "alone"
-    alone.mkdir()
-    shutil.copy(clone / FACE, alone)
-    source = f"{REPORT}\nprint(json.dumps(load({str(alone / FACE)!r})))"
-    refused = python.run(source, tmp_path, [site]).json["refused"]
-    assert VERSION in refused and "version 0.1.0" in refused
-    assert str(site / "perplexity_sliding") in refused
-
-
-def test_a_package_of_another_version_is_not_imported(python, files, tmp_path):
-    clone = write(marked(files, "older", "0.1.0"), tmp_path / "clone")
-    shutil.copy(write(files, tmp_path / "right") / FACE, clone)
-    source = f"""{REPORT}
-refused = load({str(clone / FACE)!r})["refused"]
-print(json.dumps([refused, "perplexity_sliding" in sys.modules]))
-"""
-    refused, imported = python.run(source, tmp_path).json
-    assert VERSION in refused and "0.1.0" in refused
-    assert str(clone / "perplexity_sliding") in refused
-    assert not imported
 
 
 def test_an_installed_package_is_loaded_from_any_folder(python, site, tmp_path):
@@ -308,36 +287,6 @@ import perplexity_sliding.errors
 print(json.dumps([module.PerplexitySliding.__name__, perplexity_sliding.errors.MARK]))
 """
     assert python.run(source, tmp_path).json == ["PerplexitySliding", "clone"]
-
-
-def test_clones_of_other_versions_are_not_mixed(python, files, tmp_path):
-    """Those of one version may be equal metrics, of which evaluate imports one only."""
-    one = write(marked(files, "one"), tmp_path / "one")
-    other = write(marked(files, "other"), tmp_path / "other")
-    newer = write(marked(files, "newer", "9.9.9"), tmp_path / "newer")
-    clones = [str(folder / FACE) for folder in (one, newer, one)]
-    source = f"{REPORT}\nprint(json.dumps([load(path) for path in {clones}]))"
-    first, refused, again = python.run(source, tmp_path).json
-    assert first == again == {"package": str(one / "perplexity_sliding"), "mark": "one"}
-    assert "9.9.9" in refused["refused"] and str(one / "perplexity_sliding") in refused["refused"]
-    # one after the other
-    for clone, mark in ((other, "other"), (one, "one"), (newer, "newer")):
-        source = f"{REPORT}\nprint(json.dumps(load({str(clone / FACE)!r})))"
-        assert python.run(source, tmp_path).json["mark"] == mark
-
-
-def test_files_that_were_updated_after_their_import_are_refused(python, files, tmp_path):
-    clone = write(files, tmp_path / "clone")
-    newer = write(marked(files, "newer", "9.9.9"), tmp_path / "newer")
-    source = f"""{REPORT}
-import shutil
-first = load({str(clone / FACE)!r})
-shutil.copytree({str(newer)!r}, {str(clone)!r}, dirs_exist_ok=True)
-print(json.dumps([first, load({str(clone / FACE)!r})]))
-"""
-    first, then = python.run(source, tmp_path).json
-    assert first["package"] == str(clone / "perplexity_sliding")
-    assert "9.9.9" in then["refused"] and VERSION in then["refused"]
 
 
 def test_another_module_of_its_name_is_refused(python, files, tmp_path):
