@@ -11,7 +11,6 @@ import torch
 import transformers
 
 from perplexity_sliding.engines.gguf import check_vocabulary
-from perplexity_sliding.engines.gguf import make_tokenizer as own_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = ROOT / "demo_model"
@@ -185,14 +184,6 @@ def test_tokens_are_compared_by_id():
     check_vocabulary(Tokens({}, same), "m.gguf")  # a file without a vocabulary
     with pytest.raises(ValueError, match=r"for 2 of 3 ids: 1 is '\u2581a' in the file and 'b' in"):
         check_vocabulary(Tokens(file, {"<s>": 0, "b": 1, "a": 2}), "m.gguf")
-
-
-def test_a_tokenizer_that_the_file_alone_cannot_give(tmp_path):
-    """The file is named, not its folder."""
-    path = tmp_path / "bad.gguf"
-    path.write_bytes(b"GGUF" + bytes(100))
-    with pytest.raises(ValueError, match=r"`model_id` must be a GGUF file .* got '.*bad\.gguf'"):
-        own_tokenizer(str(path), "model_id")
 
 
 @needs_llama_cpp

@@ -189,21 +189,14 @@ def test_batch_size_and_requests_in_flight_change_nothing(metric, servers, token
     assert results[0] == results[1] == results[2]
 
 
-def test_progress_and_checkpoint(metric, gpt2, tokenizer, tmp_path):
-    server, seen = FakeServer(gpt2, tokenizer), []
-    with running(server) as address:
-        arguments = {
-            "predictions": TEXTS, "model_id": address, "tokenizer": tokenizer, "stride": 4,
-            "checkpoint": tmp_path / "run.sqlite",
-        }  # fmt: skip
-        first = metric.compute(callback=seen.append, **arguments)
-        num_asked = len(server.asked)
-        again = metric.compute(**arguments)
+def test_progress(metric, servers, tokenizer):
+    seen = []
+    result = metric.compute(
+        predictions=TEXTS, model_id=servers["vllm"], tokenizer=tokenizer, stride=4,
+        callback=seen.append,
+    )  # fmt: skip
     assert seen[-1].done == seen[-1].total
-    assert seen[-1].perplexity == pytest.approx(first["perplexity"])
-    assert again == first
-    # the API is found, the model tested, and its tokenizer compared
-    assert len(server.asked) - num_asked <= 10
+    assert seen[-1].perplexity == pytest.approx(result["perplexity"])
 
 
 @pytest.mark.parametrize("address", ["http://user:pass@host/v1", "https://host/v1?key=1"])
@@ -247,14 +240,6 @@ class ShiftedLeft(FakeServer):
         return [None, *values[2:], after[-1].max().item()], after
 
 
-class ShiftedRight(FakeServer):
-    """Values stand one token too late."""
-
-    def values(self, ids, body):
-        values, after = super().values(ids, body)
-        return [None, -1.0, *values[1:-1]], after
-
-
 class OtherIds(FakeServer):
     """Ids are read as text and cut into tokens again: other ones."""
 
@@ -270,14 +255,6 @@ class Processed(FakeServer):
         if "allowed_token_ids" in body:
             choice["logprobs"]["token_logprobs"] = [0.0]
         return choice
-
-
-class Overflowing(FakeServer):
-    """The model's outputs are not numbers, and every value is vLLM's for minus infinity."""
-
-    def values(self, ids, body):
-        values, after = super().values(ids, body)
-        return [None, *(-9999.0 for _ in values[1:])], after - 9999.0
 
 
 class StaleCache(FakeServer):
@@ -308,11 +285,9 @@ class AddingStart(FakeServer):
 
 LIARS = [
     (GeneratedOnly, "openai", "values of [01] tokens to 8"),
-    (ShiftedLeft, "vllm", "values are at the wrong tokens"),
-    (ShiftedRight, "sglang", "values are at the wrong tokens"),
+    (ShiftedLeft, "sglang", "values are at the wrong tokens"),
     (OtherIds, "vllm", r"whose id is \d+, values of"),
     (Processed, "vllm", "probability 0 or 1 to 1 of 15 random tokens"),
-    (Overflowing, "vllm", r"probability 0 to all of \d+ random tokens: .* overflow"),
     (StaleCache, "vllm", "differ in a second request.*--no-enable-prefix-caching"),
     (AddingStart, "openai", "it adds one itself"),
 ]
@@ -326,7 +301,7 @@ def test_no_lying_server_gets_a_number_out(measure, gpt2, tokenizer, liar, form,
 
 # --- another model, or other answers, in the middle of a run ---------------------------------------
 
-TRIAL = 9  # requests before the first window
+TRIAL = 8  # requests before the first window
 ONE_BY_ONE = {"requests_in_flight": 1}
 LONG = [random_text(400)]
 OTHER = make_model("gpt2", seed=5)
@@ -349,14 +324,12 @@ class Spoiled(After):
     def other(self, path, body, honest):
         for choice in honest[1]["choices"]:
             if choice["index"] == 1:
-                next(iter(choice["prompt_logprobs"][3].values()))["logprob"] = self.value
+                next(iter(choice["prompt_logprobs"][3].values()))["logprob"] = float("nan")
         return honest
 
 
-@pytest.mark.parametrize("value", [float("nan"), 0.5])
-def test_values_that_are_none_name_the_window(measure, gpt2, tokenizer, value):
+def test_values_that_are_none_name_the_window(measure, gpt2, tokenizer):
     server = Spoiled(gpt2, tokenizer)
-    server.value = value
     where = r"for token 3 .*window over tokens \d+ to \d+ of the text at position 0"
     with pytest.raises(ValueError, match=where):
         measure(server, LONG, batch_size=2)
@@ -441,7 +414,7 @@ class Ending(After):
 
 def test_the_first_failure_is_shown_and_a_restart_waited_for(measure, gpt2, tokenizer, monkeypatch):
     monkeypatch.setattr(client, "FIRST_WAIT_S", 0.001)
-    reason = r"tried 11 times: .*EngineCore encountered an issue.*; finally: .* `retries`"
+    reason = r"attempts: 11.*EngineCore encountered an issue.*; finally: .* `retries`"
     with pytest.raises(ValueError, match=reason):
         measure(Ending(gpt2, tokenizer), LONG, ONE_BY_ONE, batch_size=2)
 
@@ -501,13 +474,7 @@ def test_an_interrupt_ends_the_run_and_leaves_no_thread(metric, gpt2, tokenizer,
     assert own_threads() == before
 
 
-# --- addresses, names and keys ---------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("address", ["localhost:8000/v1", "10.0.0.7/v1", "gpu-3.lan:80"])
-def test_an_address_without_http(metric, address):
-    with pytest.raises(ValueError, match=rf"`model_id` must begin with http://.*{address}"):
-        metric.compute(predictions=TEXTS, model_id=address)
+# --- names and keys ---------------------------------------------------------------------
 
 
 class Listing(FakeServer):
@@ -529,9 +496,9 @@ def test_models_that_a_server_lists(measure, gpt2, tokenizer, names, listed):
 
 
 def test_the_key_is_sent_and_never_shown(measure, gpt2, tokenizer, monkeypatch):
-    """Nor where it stands in the place of its variable, or has a line break."""
+    """Nor where it stands in the place of its variable."""
     server = FakeServer(gpt2, tokenizer)
-    monkeypatch.setenv("VLLM_API_KEY", f" {KEY}\r\n")
+    monkeypatch.setenv("VLLM_API_KEY", f" {KEY}\n")
     measure(server)
     assert {headers["Authorization"] for _, _, headers in server.asked} == {f"Bearer {KEY}"}
     monkeypatch.setattr(server, "post", lambda path, body: (401, {"error": f"wrong key {KEY}"}))
@@ -539,10 +506,7 @@ def test_the_key_is_sent_and_never_shown(measure, gpt2, tokenizer, monkeypatch):
         measure(server)
     with pytest.raises(ValueError, match="`api_key_variable` must be the name") as swapped:
         measure(server, settings={"api_key_variable": KEY})
-    monkeypatch.setenv("VLLM_API_KEY", f"{KEY}\n{KEY}")
-    with pytest.raises(ValueError, match="VLLM_API_KEY must consist of printable") as broken:
-        measure(server)
-    assert not any(KEY in repr(error.value) for error in (refused, swapped, broken))
+    assert not any(KEY in repr(error.value) for error in (refused, swapped))
     monkeypatch.delenv("VLLM_API_KEY")
     with pytest.raises(ValueError, match="environment variable VLLM_API_KEY, which is not set"):
         measure(server)

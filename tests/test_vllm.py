@@ -238,14 +238,6 @@ def test_engines_that_lie(metric, demo, monkeypatch, liar, reason):
         metric.compute(predictions=TEXTS, model=liar(*demo), tokenizer=demo[1], stride=8)
 
 
-def test_models_that_generate_nothing(metric, demo, monkeypatch):
-    monkeypatch.setitem(sys.modules, "vllm", fake_vllm())
-    engine = FakeLLM(*demo)
-    engine.llm_engine.model_config.runner_type = "pooling"
-    with pytest.raises(ValueError, match=r"got a vllm\.LLM with runner='pooling'"):
-        metric.compute(predictions=TEXTS, model=engine, tokenizer=demo[1])
-
-
 def test_two_callers_take_turns(demo, monkeypatch):
     from perplexity_sliding import compute
 

@@ -19,7 +19,7 @@ import xxhash
 from transformers import PreTrainedTokenizerBase
 
 from ..digests import DIGITS
-from ..errors import ArgumentError, Wording
+from ..errors import ArgumentError
 from ..models.identity import probe_text
 from ..models.interface import Batch, EngineModel, LogitBlocks, Prefix
 from ..models.loading import load_tokenizer, parts_of
@@ -46,10 +46,8 @@ def load_library(argument: str) -> ModuleType:
         import llama_cpp
     except ImportError:
         raise ValueError(
-            Wording(
-                f"`{argument}` is a GGUF file, which requires the package llama-cpp-python: "
-                "pip install llama-cpp-python"
-            )
+            f"`{argument}` is a GGUF file, which requires the package llama-cpp-python: "
+            "pip install llama-cpp-python"
         ) from None
     llama_cpp.llama_log_set(_SILENT, ctypes.c_void_p(0))
     llama_cpp.llama_backend_init()
@@ -58,7 +56,7 @@ def load_library(argument: str) -> ModuleType:
 
 @ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 def _SILENT(level: int, text: bytes, data: object) -> None:
-    """Discard a log message of llama.cpp."""
+    pass
 
 
 class GGUFModel(EngineModel):
@@ -117,8 +115,9 @@ class GGUFModel(EngineModel):
         trained = int(self.library.llama_model_n_ctx_train(self._model)) or None
         learned = trained if self.metadata("general.architecture") in LEARNED_POSITIONS else None
         self.limit = ContextLimit(trained, learned)
-        # After the weights: for a damaged file, transformers reports a misleading error.
-        self.tokenizer = tokenizer or make_tokenizer(path, argument)
+        # after the weights: for a damaged file, transformers reports a misleading error
+        folder, file = os.path.split(os.path.abspath(path))
+        self.tokenizer = tokenizer or load_tokenizer(folder, {"gguf_file": file}, argument)
         check_vocabulary(self, path)
         self.revision = file_digest(path)
 
@@ -141,7 +140,6 @@ class GGUFModel(EngineModel):
         }
 
     def tokenize(self, text: str) -> list[int]:
-        """Tokenize a text with the file's own tokenizer; return its ids (T,)."""
         raw = text.encode(errors="replace")
         tokens = (self.library.llama_token * (len(raw) + 8))()
         count = self.library.llama_tokenize(
@@ -156,12 +154,10 @@ class GGUFModel(EngineModel):
         """Accept the model: llama.cpp runs decoders alone."""
 
     def measure_probe(self) -> float:
-        """Return the mean nll of the probe text in nats per token."""
         ids = probe_text(self.vocabulary_size, self.limit.length)
-        length = len(ids) - 1
-        self.prepare(length)
-        rows = np.arange(length)
-        logits = torch.cat([each.clone() for each in self._decode(ids[:-1], rows, PART)])
+        self.prepare(len(ids) - 1)
+        blocks = self._decode(ids[:-1], np.arange(len(ids) - 1), PART)
+        logits = torch.cat([block.clone() for block in blocks])
         return torch.nn.functional.cross_entropy(logits, torch.tensor(ids[1:])).item()
 
     def prepare(self, length: int) -> None:
@@ -173,22 +169,19 @@ class GGUFModel(EngineModel):
         if length <= self._places:
             return
         params = self.library.llama_context_default_params()
+        # not all of the machine: its threads spin while they wait
+        params.n_threads = self.settings.get("n_threads", torch.get_num_threads())
+        params.n_threads_batch = params.n_threads
         set_fields(params, self.settings)
-        if "n_threads" not in self.settings:  # its threads spin while they wait
-            params.n_threads = torch.get_num_threads()
-        if "n_threads_batch" not in self.settings:
-            params.n_threads_batch = params.n_threads
         params.n_ctx = max(length, PART)
         params.n_batch = params.n_ubatch = PART
         self._free()
+        self._places = 0
         self._context = self.library.llama_init_from_model(self._model, params)
         if not self._context:
-            self._context = None
             raise MemoryError(
-                Wording(
-                    f"One window of {length} tokens of {self.description} does not fit in memory: "
-                    "reduce `max_length`."
-                )
+                f"One window of {length} tokens of {self.description} does not fit in memory: "
+                "reduce `max_length`."
             )
         self._places = length
         self._free = weakref.finalize(self, self.library.llama_free, self._context)
@@ -221,9 +214,7 @@ class GGUFModel(EngineModel):
                     batch.logits[number] = place in wanted
                 status = library.llama_decode(self._context, batch)
                 if status:
-                    raise ValueError(
-                        f"llama.cpp failed on a window of {len(ids)} tokens (status {status})"
-                    )
+                    raise ValueError(f"llama.cpp failed on a window (status {status})")
                 count = sum(place in wanted for place in part)
                 if not count:
                     continue
@@ -234,7 +225,6 @@ class GGUFModel(EngineModel):
             library.llama_batch_free(batch)
 
     def signature_fields(self) -> dict[str, object]:
-        """Return everything that scores of given tokens depend on, in the signature's order."""
         given = {k: v for k, v in self.settings.items() if not k.startswith(WITHOUT_EFFECT)}
         options = ",".join(f"{key}={given[key]}" for key in sorted(given))
         return {
@@ -256,26 +246,11 @@ class GGUFModel(EngineModel):
         return "unknown"
 
 
-def make_tokenizer(path: str, argument: str) -> PreTrainedTokenizerBase:
-    """Build the tokenizer of a GGUF file with transformers, which requires the package gguf."""
-    folder, file = os.path.split(os.path.abspath(path))
-    try:
-        return load_tokenizer(folder, {"gguf_file": file}, argument)
-    except ValueError as error:
-        raise ArgumentError(
-            argument,
-            "be a GGUF file of whose tokens transformers makes a tokenizer",
-            got=repr(path),
-            why=str(error.__cause__ or error).rstrip("."),
-            advice="Pass the tokenizer of the original model.",
-        ) from error
-
-
 def check_vocabulary(model: GGUFModel, path: str) -> None:
     """Refuse a tokenizer with another vocabulary.
 
-    Special and added tokens may be spelled in another way by the file; ids that only one of the two
-    has are padding.  Sentencepiece and llama.cpp write spaces as ▁ or as they are.
+    Files may spell special and added tokens in another way, and spaces as ▁ or as they are; ids that
+    only one of the two has are padding.
     """
     given = {token: text for text, token in model.tokenizer.get_vocab().items()}
     common = given.keys() - set(model.tokenizer.get_added_vocab().values())
@@ -301,7 +276,6 @@ def set_fields(params: ctypes.Structure, settings: dict) -> set[str]:
 
 
 def file_digest(path: str) -> str:
-    """Digest the bytes of a model's files."""
     digest = xxhash.xxh3_128()
     for part in parts_of(path):
         with open(part, "rb") as file:

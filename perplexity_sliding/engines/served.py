@@ -1,26 +1,35 @@
-"""A model that returns the log-probabilities of tokens instead of logits, and what it is tested for.
+"""A model that returns log-probabilities of tokens instead of logits: how it is asked, and what it is tested for.
 
-It is a server of vLLM, SGLang or OpenAI's legacy completions API, or a live `vllm.LLM`.  The value of a
-token must depend only on the tokens before it; random prompts show whether it does, and their values are
-kept, by which the same model is recognised later.
+It is a server of vLLM, SGLang or OpenAI's legacy completions API, or a live `vllm.LLM`.  All read token
+ids and return a value for every token of a prompt but the first, which must depend only on the tokens
+before it; random prompts show whether it does, and their values recognise the model later.
+
+vLLM: POST /v1/completions with `prompt_logprobs`; https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html
+SGLang: POST /generate with `return_logprob`; https://docs.sglang.ai/basic_usage/native_api.html
+OpenAI's legacy completions: POST /v1/completions with `echo` and `logprobs`.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from ..errors import ArgumentError
 from ..models.identity import PROBE_TOKENS, check_tokenizer, model_name, probe_text
 from ..models.interface import EngineModel
 from ..plan.tokenization import shared_lock
 from ..plan.windows import ContextLimit
-from .server_apis import VLLM, AnswerError, LogprobsAPI, Prompt, ServerError, TokenValues
 
+# vLLM's value for a log-probability of minus infinity, which JSON cannot represent.
+NO_PROBABILITY = -9999.0
+# Tolerance for log-probabilities above 0 due to rounding, in nats.
+ABOVE_ZERO = 1e-3
+# Prefix of a token's name that is its id.
+TOKEN_ID = "token_id:"
 # Tokens of the known prompt in every request.
 CANARY_LENGTH = 16
 # Tolerances for values of one token in different requests in half precision, in nats: root mean
@@ -35,6 +44,286 @@ TOO_LONG = {400, 413, 422}
 REPLACEMENTS = 3
 # Requests per call of a live vLLM, which batches them itself.
 REQUESTS_AT_A_TIME = 8
+
+
+class ServerError(ValueError):
+    """A server did not respond, or refused a request with an HTTP status code."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class AnswerError(ValueError):
+    """An answer lacks the requested values of the prompt at `place` in the request."""
+
+    place = 0
+
+
+class Prompt(NamedTuple):
+    """Tokens to score.
+
+    Attributes:
+        ids: token ids to read; all but the first are scored.
+        forced: a token after them that is scored without being read, or None.
+    """
+
+    ids: list[int]
+    forced: int | None = None
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.ids if self.forced is None else [*self.ids, self.forced]
+
+
+class TokenValues(NamedTuple):
+    """Values of the tokens of a prompt, except the first.
+
+    Attributes:
+        nll: negative log-likelihoods in nats (N,).
+        rank: 1 for the likeliest (N,); 0 if unknown.
+        top: for each token the (id, log-probability) pairs of the likeliest, best first; id -1 if
+            the server returns no ids.
+    """
+
+    nll: np.ndarray
+    rank: np.ndarray
+    top: list[list[tuple[int, float]]]
+
+
+class Row(NamedTuple):
+    """What an answer says of one token of a prompt; the id is None if it has none."""
+
+    token: int | None
+    value: object
+    rank: int | None = 0
+    top: Sequence[tuple[int, object]] = ()
+
+
+# --- APIs -----------------------------------------------------------------------------------------
+
+
+class LogprobsAPI:
+    """An API for log-probabilities.
+
+    Attributes:
+        name: its name in messages and the signature.
+        path: path of requests.
+        tokenizer_path: path for tokenizing a text; empty if unavailable.
+        gives_ranks: whether it returns the rank of a token.
+        forces: whether it can score a token after the last one read.
+        num_new: number of tokens that the server must generate.
+    """
+
+    name: str
+    path = "/v1/completions"
+    tokenizer_path = ""
+    gives_ranks = False
+    forces = False
+    num_new = 1
+
+    def body(self, served_name: str, prompts: Sequence[Prompt], num_likeliest: int) -> dict:
+        """Build a request for the values of prompts, which share the forced token, if any.
+
+        There is no `seed`: with one, vLLM's engine for CPUs crashes at the first prompt that exceeds
+        the rest of its step (`max_num_batched_tokens`).
+        """
+        ids = [prompt.ids for prompt in prompts]
+        settings = {"model": served_name, "prompt": ids, "max_tokens": self.num_new}
+        return settings | {"stream": False, "temperature": 1.0, "top_p": 1.0}
+
+    def read(self, reply: Any, prompts: Sequence[Prompt], num_likeliest: int) -> list[TokenValues]:
+        """Read the answer to a request, and compare it with the prompts.
+
+        Raises:
+            AnswerError: it does not contain the requested values.
+        """
+        values: list[TokenValues] = []
+        try:
+            answers = self._answers(reply)
+            if len(answers) != len(prompts):
+                raise AnswerError(f"{len(answers)} answers to {len(prompts)} prompts")
+            for answer, prompt in zip(answers, prompts):
+                rows = self._rows(answer, prompt, num_likeliest)
+                values.append(values_of_rows(rows, prompt.tokens, num_likeliest))
+        except AnswerError as error:
+            error.place = len(values)
+            raise
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            message = f"an unexpected format ({type(error).__name__}: {error}): {reply!r:.200}"
+            raise AnswerError(message) from None
+        return values
+
+    def _answers(self, reply: Any) -> list:
+        """Return the answers to the prompts in their order; here the choices of a completion."""
+        choices = {int(choice["index"]): choice for choice in reply["choices"]}
+        return [choices[number] for number in range(len(choices))]
+
+    def _rows(self, answer: Any, prompt: Prompt, num_likeliest: int) -> list[Row]:
+        """Return what an answer says of each token of a prompt."""
+        raise NotImplementedError
+
+
+class VLLM(LogprobsAPI):
+    """vLLM's `prompt_logprobs`, with ids and ranks; `allowed_token_ids` scores the last token."""
+
+    name, tokenizer_path = "vLLM", "/tokenize"
+    gives_ranks, forces = True, True
+
+    def body(self, served_name: str, prompts: Sequence[Prompt], num_likeliest: int) -> dict:
+        body = super().body(served_name, prompts, num_likeliest)
+        body |= {"prompt_logprobs": num_likeliest}
+        if prompts[0].forced is not None:
+            body |= {
+                "allowed_token_ids": [prompts[0].forced],
+                "logprobs": num_likeliest,
+                "return_tokens_as_token_ids": True,
+            }
+        return body
+
+    def _rows(self, answer: Any, prompt: Prompt, num_likeliest: int) -> list[Row]:
+        entries = [
+            {int(name): (v["logprob"], v.get("rank")) for name, v in (entry or {}).items()}
+            for entry in answer["prompt_logprobs"] or ()
+        ]
+        rows = [ranked_row(*pair, num_likeliest) for pair in zip(entries, prompt.ids, strict=True)]
+        if prompt.forced is not None:
+            found = answer["logprobs"]
+            top = named_top((found.get("top_logprobs") or [None])[0])
+            rows.append(Row(id_of(found["tokens"][0]), found["token_logprobs"][0], 0, top))
+        return rows
+
+
+class LiveVLLM(VLLM):
+    """The outputs of a `vllm.LLM`, where the forced token has a rank too."""
+
+    def _answers(self, reply: Any) -> list:
+        return reply
+
+    def _rows(self, answer: Any, prompt: Prompt, num_likeliest: int) -> list[Row]:
+        entries = list(answer.prompt_logprobs or ())
+        if prompt.forced is not None:
+            entries += answer.outputs[0].logprobs
+        found = [{t: (v.logprob, v.rank) for t, v in (entry or {}).items()} for entry in entries]
+        return [ranked_row(*pair, num_likeliest) for pair in zip(found, prompt.tokens, strict=True)]
+
+
+class SGLang(LogprobsAPI):
+    """SGLang's own `/generate`, with ids."""
+
+    name, path = "SGLang", "/generate"
+
+    def body(self, served_name: str, prompts: Sequence[Prompt], num_likeliest: int) -> dict:
+        return {
+            "input_ids": [prompt.ids for prompt in prompts],
+            "sampling_params": {"max_new_tokens": 1, "temperature": 1.0, "top_p": 1.0},
+            "return_logprob": True,
+            "logprob_start_len": 0,
+            "top_logprobs_num": num_likeliest,
+        }
+
+    def _answers(self, reply: Any) -> list:
+        return reply
+
+    def _rows(self, answer: Any, prompt: Prompt, num_likeliest: int) -> list[Row]:
+        found = answer["meta_info"]
+        entries = found["input_token_logprobs"]
+        tops = found.get("input_top_logprobs") or [None] * len(entries)
+        return [
+            Row(token, value, 0, [(int(other[1]), other[0]) for other in top or ()])
+            for (value, token, *_), top in zip(entries, tops, strict=True)
+        ]
+
+
+class OpenAI(LogprobsAPI):
+    """OpenAI's legacy `echo` with `logprobs`, with ids if the server returns them.
+
+    Args:
+        num_new: number of tokens that the server must generate: 0 if it allows that, else 1.
+    """
+
+    name = "OpenAI"
+
+    def __init__(self, num_new: int) -> None:
+        self.num_new = num_new
+
+    def body(self, served_name: str, prompts: Sequence[Prompt], num_likeliest: int) -> dict:
+        return super().body(served_name, prompts, num_likeliest) | {
+            "echo": True,
+            "logprobs": max(1, num_likeliest),
+            "return_tokens_as_token_ids": True,
+        }
+
+    def _rows(self, answer: Any, prompt: Prompt, num_likeliest: int) -> list[Row]:
+        found = answer["logprobs"]
+        values = found["token_logprobs"]
+        if len(values) == len(prompt.ids) + self.num_new:
+            values = values[: len(prompt.ids)]
+        names = found.get("tokens") or [None] * len(values)
+        tops = found.get("top_logprobs") or [None] * len(values)
+        return [
+            Row(id_of(name), value, 0, named_top(top))
+            for name, value, top in zip(names, values, tops)
+        ]
+
+
+# The APIs in the order in which they are tried.
+APIS = (VLLM(), SGLang(), OpenAI(0), OpenAI(1))
+
+
+def ranked_row(entry: dict[int, tuple[Any, Any]], token: int, num_likeliest: int) -> Row:
+    """Find a token among the (log-probability, rank) of it and of the likeliest, by id."""
+    if not entry:  # of the first token
+        return Row(token, None)
+    likeliest = sorted(
+        (rank, other, value)
+        for other, (value, rank) in entry.items()
+        if rank and rank <= num_likeliest
+    )
+    found = token if token in entry else next(iter(entry))
+    return Row(found, *entry[found], [(other, value) for _, other, value in likeliest])
+
+
+def id_of(name: object) -> int | None:
+    """Return the id in the name of a token, if the server returns ids."""
+    if not isinstance(name, str) or not name.startswith(TOKEN_ID):
+        return None
+    return int(name.removeprefix(TOKEN_ID))
+
+
+def named_top(top: dict | None) -> list[tuple[int, float]]:
+    """List (id, log-probability) pairs of the most likely tokens, which are named by text or by id."""
+    named = ((id_of(name), value) for name, value in (top or {}).items())
+    pairs = [(-1 if token is None else token, value) for token, value in named]
+    return sorted(pairs, key=lambda pair: -pair[1])
+
+
+def values_of_rows(rows: Sequence[Row], tokens: Sequence[int], num_likeliest: int) -> TokenValues:
+    """Check that there is a value for every token of a prompt but the first."""
+    if len(rows) != len(tokens):
+        raise AnswerError(f"values of {len(rows)} tokens to {len(tokens)}")
+
+    def log_probability(value: Any) -> float:
+        if not isinstance(value, int | float) or not value <= ABOVE_ZERO:
+            raise AnswerError(f"for token {number} no log-probability but {value!r}")
+        return -math.inf if value <= NO_PROBABILITY else min(float(value), 0.0)
+
+    nlls, ranks, tops = [], [], []
+    for number, (row, token) in enumerate(zip(rows[1:], tokens[1:]), 1):
+        if row.token not in (None, token):
+            raise AnswerError(
+                f"for token {number}, whose id is {token}, values of id {row.token}: another tokenizer"
+            )
+        top = [(other, log_probability(value)) for other, value in row.top[:num_likeliest]]
+        if len(top) < num_likeliest:
+            raise AnswerError(f"{len(top)} likeliest tokens of {num_likeliest}")
+        nlls.append(-log_probability(row.value))
+        ranks.append(row.rank or 0)
+        tops.append(top)
+    return TokenValues(np.array(nlls), np.array(ranks), tops)
+
+
+# --- models ---------------------------------------------------------------------------------------
 
 
 class Source(Protocol):
@@ -59,66 +348,39 @@ class Source(Protocol):
     def tokenize(self, text: str) -> list[int] | None: ...
 
 
-@dataclass(frozen=True)
-class Identity:
-    """A model's values of random tokens, by which it is recognised.
-
-    Attributes:
-        probe: the random prompt.
-        nll: nlls of its tokens except the first, in nats.
-        canary, canary_nll: a short prompt and its nlls.
-    """
-
-    probe: Prompt
-    nll: np.ndarray
-    canary: Prompt
-    canary_nll: np.ndarray
-
-    def is_of(self, source: Source) -> bool:
-        """Ask again; return whether it is still the same model."""
-        return not differ(source.values([self.probe])[0].nll, self.nll)
-
-
+@dataclass(eq=False)
 class ServedModel(EngineModel):
     """A model that returns scores of tokens; otherwise like `LanguageModel`.
 
     Attributes:
-        source: the source of its values.
         limit: limits of a window and of the tokens that a request reads.
         engine: name and version of the program that runs it, for the signature.
         dtype: dtype of its computations, if known.
         vocabulary_size: size of the tokenizer's vocabulary; the server's may be larger.
-        identity: its values of the test prompts; known after `check`.
+        tried, nll: a random prompt, and the nlls in nats of its tokens but the first, by which the model
+            is recognised; known after `check`.
     """
+
+    source: Source
+    tokenizer: PreTrainedTokenizerBase
+    name: str
+    description: str
+    engine: str
+    limit: ContextLimit
+    dtype: str | None = None
+    tried: Prompt = field(init=False)
+    nll: np.ndarray = field(init=False)
 
     gives_logits = False
     num_embeddings = None
     by_blocks = False
-    identity: Identity
 
-    def __init__(
-        self,
-        source: Source,
-        tokenizer: PreTrainedTokenizerBase,
-        name: str,
-        description: str,
-        engine: str,
-        limit: ContextLimit,
-        dtype: str | None = None,
-    ) -> None:
+    def __post_init__(self) -> None:
         super().__init__()
-        self.source, self.tokenizer = source, tokenizer
-        self.name, self.description, self.engine = name, description, engine
-        self.limit, self.dtype = limit, dtype
-        self.vocabulary_size = int(max(tokenizer.get_vocab().values())) + 1
-
-    def measure_probe(self) -> float:
-        """Return the mean nll of the probe text in nats per token, up to the server's limit."""
-        return float(self.identity.nll.mean())
+        self.vocabulary_size = int(max(self.tokenizer.get_vocab().values())) + 1
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Lock the model and keep connections open."""
         with self.lock, self.source.connected():
             yield
 
@@ -127,7 +389,7 @@ class ServedModel(EngineModel):
 
         The prompts are as long as the probe text, or half as long until the server accepts them.
         """
-        if hasattr(self, "identity") and self.identity.is_of(self.source):
+        if hasattr(self, "tried") and self.is_same():
             return
         length = PROBE_TOKENS
         if self.limit.readable is not None:
@@ -135,7 +397,7 @@ class ServedModel(EngineModel):
         while True:
             ids = probe_text(self.vocabulary_size, length)
             try:
-                self.identity = try_source(self.source, self.tokenizer, ids)
+                self.tried, self.nll = self._test(ids)
                 return
             except ServerError as error:
                 is_limit = self.limit.readable is None and error.status in TOO_LONG
@@ -144,22 +406,91 @@ class ServedModel(EngineModel):
                 length //= 2
             except AnswerError as error:
                 raise ValueError(
-                    f"{self.description} must return the log-probability of every token of a "
-                    f"prompt, but answered a prompt of {length} token ids with {error}."
+                    f"{self.description} answered {length} ids with {error}."
                 ) from None
-            except Refusal as error:
-                raise ValueError(f"{self.description} cannot be believed: {error}") from None
+
+    def _test(self, ids: list[int]) -> tuple[Prompt, np.ndarray]:
+        """Test the source with random prompts of at most `len(ids)` tokens, the forced one included.
+
+        Raises:
+            AnswerError: an answer has an invalid format.
+            ServerError: there is no answer.
+            ValueError: values are impossible, at wrong tokens, after a start token that was not sent,
+                or different in a second request.
+        """
+        vocabulary = set(self.tokenizer.get_vocab().values())
+        ordinary = np.array(sorted(vocabulary - set(self.tokenizer.all_special_ids)))
+        ask = self.source.values
+
+        def draw(length: int, seed: int | None = None) -> list[int]:
+            return np.random.default_rng(seed).choice(ordinary, length).tolist()
+
+        def refusal(reason: str) -> ValueError:
+            return ValueError(f"{self.description} cannot be believed: {reason}")
+
+        probe = Prompt(ids[:-1], ids[-1]) if self.source.api.forces else Prompt(ids)
+        nll = ask([probe])[0].nll
+        impossible = int((np.isinf(nll) | (nll < EXACTLY)).sum())
+        if impossible:
+            raise refusal(
+                f"it assigns probability 0 or 1 to {impossible} of {len(nll)} random tokens, so its "
+                "distribution is truncated by the sampling of answers (vLLM: start it with "
+                "--logprobs-mode raw_logprobs, which is its default, and --generation-config vllm), "
+                "or its model's outputs overflow (--dtype)."
+            )
+
+        # of a replaced token, the first value to change is its own
+        place = len(probe.ids) // 2
+        others = [
+            probe._replace(ids=[*probe.ids[:place], other, *probe.ids[place + 1 :]])
+            for other in draw(REPLACEMENTS, seed=5)
+        ]
+        moved = [np.flatnonzero(np.abs(of.nll - nll) > MOST_SPREAD) for of in ask(others)]
+        first = min((int(changed[0]) for changed in moved if len(changed)), default=place - 1)
+        if first != place - 1:
+            raise refusal(
+                f"after replacing token {place} of a prompt, the first value to change was that of "
+                f"token {first + 1}: its values are at the wrong tokens."
+            )
+
+        longest = len(ids) - 1  # such a prompt has room for an answer
+        start_id = self.tokenizer.bos_token_id
+        if start_id is not None:
+            short = draw(min(longest, CANARY_LENGTH) - 1, seed=4)
+            bare, after = ask([Prompt(short), Prompt([start_id, *short])])
+            if np.allclose(bare.nll, after.nll[1:], rtol=0, atol=EXACTLY):
+                raise refusal(
+                    f"{len(short)} tokens have the same values with and without a start token (id "
+                    f"{start_id}) before them: it adds one itself, even to windows in the middle of "
+                    "a text. Disable that."
+                )
+
+        # values must not depend on earlier requests or other prompts; unseeded: it may have a cache
+        fresh, half = draw(longest), longest // 2
+        alone = ask([Prompt(fresh)])[0].nll
+        again = ask([Prompt(fresh[:half] + draw(longest - half)), Prompt(fresh)])
+        if any(differ(of.nll[:n], alone[:n]) for n, of in zip((half - 1, longest - 1), again)):
+            raise refusal(
+                "the values of the same tokens differ in a second request. Disable prefix caching "
+                "(vLLM: --no-enable-prefix-caching; SGLang: --disable-radix-cache)."
+            )
+        return probe, nll
+
+    def is_same(self) -> bool:
+        """Ask again; return whether it is still the model that was tested."""
+        return not differ(self.source.values([self.tried])[0].nll, self.nll)
+
+    def check_same(self) -> None:
+        if not self.is_same():
+            raise changed_model(self.description)
 
     def tokenize(self, text: str) -> list[int] | None:
         return self.source.tokenize(text)
 
-    def check_same(self) -> None:
-        """Check that the server still runs the same model."""
-        if not self.identity.is_of(self.source):
-            raise changed_model(self.description)
+    def measure_probe(self) -> float:
+        return float(self.nll.mean())
 
     def signature_fields(self) -> dict[str, object]:
-        """Return the known settings that scores of given tokens depend on."""
         revision = f"measured({self.measure_probe():.3f})"
         dtype = {} if self.dtype is None else {"dtype": self.dtype}
         return {"model": self.name, "revision": revision, **dtype, "engine": self.engine}
@@ -182,91 +513,10 @@ def changed_model(description: str) -> ValueError:
     )
 
 
-# --- what a source is tested for ------------------------------------------------------------------
-
-
-class Refusal(ValueError):
-    """A server's answers to the test prompts are inconsistent."""
-
-
-def try_source(source: Source, tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> Identity:
-    """Test a source with random prompts of at most `len(ids)` tokens, the forced one included.
-
-    Raises:
-        AnswerError: an answer has an invalid format.
-        Refusal: values are impossible, at wrong tokens, after a start token that was not sent, or
-            different in a second request.
-        ServerError: there is no answer.
-    """
-    ordinary = np.array(
-        sorted(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids))
-    )
-
-    def draw(length: int, seed: int | None = None) -> list[int]:
-        return np.random.default_rng(seed).choice(ordinary, length).tolist()
-
-    probe = Prompt(ids[:-1], ids[-1]) if source.api.forces else Prompt(ids)
-    nll = source.values([probe])[0].nll
-    if np.isinf(nll).all():
-        raise Refusal(
-            f"it assigns probability 0 to all of {len(nll)} random tokens: its model's outputs "
-            "overflow or are not numbers. Check its weights and precision (vLLM: --dtype)."
-        )
-    wrong = int((np.isinf(nll) | (nll < EXACTLY)).sum())
-    if wrong:
-        raise Refusal(
-            f"it assigns probability 0 or 1 to {wrong} of {len(nll)} random tokens, so its "
-            "distribution is truncated by the sampling of answers. vLLM: start it with "
-            "--logprobs-mode raw_logprobs, which is its default, and --generation-config vllm."
-        )
-
-    # of a replaced token, the first value to change is its own
-    place = len(probe.ids) // 2
-    others = [
-        probe._replace(ids=[*probe.ids[:place], other, *probe.ids[place + 1 :]])
-        for other in draw(REPLACEMENTS, seed=5)
-    ]
-    moved = [np.flatnonzero(np.abs(of.nll - nll) > MOST_SPREAD) for of in source.values(others)]
-    first = min((int(changed[0]) for changed in moved if len(changed)), default=place - 1)
-    if first != place - 1:
-        raise Refusal(
-            f"after replacing token {place} of a prompt, the first value to change was that of "
-            f"token {first + 1}: its values are at the wrong tokens."
-        )
-
-    longest = len(ids) - 1  # such a prompt has room for an answer
-    start_id = tokenizer.bos_token_id
-    if start_id is not None:
-        short = draw(min(longest, CANARY_LENGTH) - 1, seed=4)
-        bare, after = source.values([Prompt(short), Prompt([start_id, *short])])
-        if np.allclose(bare.nll, after.nll[1:], rtol=0, atol=EXACTLY):
-            raise Refusal(
-                f"{len(short)} tokens have the same values with and without a start token (id "
-                f"{start_id}) before them: it adds one itself, even to windows in the middle of a "
-                "text. Disable that."
-            )
-
-    # values must not depend on earlier requests or other prompts; unseeded, as it may have a cache
-    fresh, half = draw(longest), longest // 2
-    alone = source.values([Prompt(fresh)])[0].nll
-    again = source.values([Prompt(fresh[:half] + draw(longest - half)), Prompt(fresh)])
-    for size, values in zip((half - 1, longest - 1), again):
-        if differ(values.nll[:size], alone[:size]):
-            place = int(np.nanargmax(np.abs(values.nll[:size] - alone[:size])))
-            raise Refusal(
-                f"the values of the same tokens differ in a second request: token {place + 1} "
-                f"{-alone[place]:.4f} and then {-values.nll[place]:.4f}. Disable prefix caching "
-                "(vLLM: --no-enable-prefix-caching; SGLang: --disable-radix-cache)."
-            )
-    canary = Prompt(draw(min(longest, CANARY_LENGTH), seed=1))
-    return Identity(probe, nll, canary, source.values([canary])[0].nll)
-
-
 # --- a live vLLM ----------------------------------------------------------------------------------
 
 
 def is_vllm(model: object) -> bool:
-    """Return whether a live model is a `vllm.LLM`."""
     return hasattr(model, "llm_engine") and hasattr(model, "generate")
 
 
@@ -278,12 +528,6 @@ def adopt_vllm(
 
     check_tokenizer(tokenizer, tokenizer_argument)
     config = engine.llm_engine.model_config
-    if config.runner_type != "generate":
-        raise ArgumentError(
-            argument,
-            "be a causal language model",
-            got=f"a vllm.LLM with runner={config.runner_type!r}",
-        )
     length = int(config.max_model_len)
     return ServedModel(
         EngineSource(engine),
@@ -297,13 +541,9 @@ def adopt_vllm(
 
 
 class EngineSource:
-    """A live `vllm.LLM` with the interface of its server.
+    """A live `vllm.LLM`; https://docs.vllm.ai/en/latest/api/vllm/entrypoints/llm/."""
 
-    Its outputs are converted to the server's format, so that the same checks apply.
-    https://docs.vllm.ai/en/latest/api/vllm/entrypoints/llm/
-    """
-
-    api: LogprobsAPI = VLLM()
+    api: LogprobsAPI = LiveVLLM()
 
     def __init__(self, engine: Any) -> None:
         self.engine = engine
@@ -313,7 +553,7 @@ class EngineSource:
         return self.lock
 
     def values(self, prompts: Sequence[Prompt], num_likeliest: int = 0) -> list[TokenValues]:
-        return self._read(self._generate(prompts, num_likeliest), prompts, num_likeliest)
+        return self.api.read(self._generate(prompts, num_likeliest), prompts, num_likeliest)
 
     def values_of_all(
         self, requests: Iterable[Sequence[Prompt]], num_likeliest: int
@@ -323,9 +563,9 @@ class EngineSource:
             together = [prompt for _, prompts in some for prompt in prompts]
             outputs = iter(self._generate(together, num_likeliest))
             for number, prompts in some:
+                own = list(islice(outputs, len(prompts)))
                 try:
-                    own = list(islice(outputs, len(prompts)))
-                    yield number, self._read(own, prompts, num_likeliest)
+                    yield number, self.api.read(own, prompts, num_likeliest)
                 except AnswerError as error:
                     yield number, error
 
@@ -348,20 +588,3 @@ class EngineSource:
             )
         ids = [{"prompt_token_ids": prompt.ids} for prompt in prompts]
         return self.engine.generate(ids, params, use_tqdm=False)
-
-    def _read(
-        self, outputs: Sequence[Any], prompts: Sequence[Prompt], num_likeliest: int
-    ) -> list[TokenValues]:
-        """Read answers as values of prompts that include the forced token, which thus has a rank."""
-        choices, whole = [], []
-        for number, (output, prompt) in enumerate(zip(outputs, prompts)):
-            entries, ids = list(output.prompt_logprobs or ()), prompt.ids
-            if prompt.forced is not None:
-                entries, ids = [*entries, *output.outputs[0].logprobs], [*ids, prompt.forced]
-            named = [
-                entry and {str(t): {"logprob": f.logprob, "rank": f.rank} for t, f in entry.items()}
-                for entry in entries
-            ]
-            choices.append({"index": number, "prompt_logprobs": named})
-            whole.append(Prompt(ids))
-        return self.api.read({"choices": choices}, whole, num_likeliest)

@@ -15,13 +15,12 @@ from urllib.parse import urlsplit
 import httpx
 from transformers import PreTrainedTokenizerBase
 
-from ..errors import ArgumentError, Wording
+from ..errors import ArgumentError
 from ..models.identity import model_name, probe_text
 from ..models.interface import LARGEST_LIMIT
 from ..models.loading import TOKENIZER_FILES, check_exists, load_tokenizer
 from ..plan.windows import ContextLimit
-from .served import ServedModel
-from .server_apis import APIS, AnswerError, LogprobsAPI, Prompt, ServerError, TokenValues
+from .served import APIS, AnswerError, LogprobsAPI, Prompt, ServedModel, ServerError, TokenValues
 
 # HTTP status codes of temporary failures.
 TRANSIENT = {408, 429, 500, 502, 503, 504}
@@ -57,29 +56,23 @@ class ServerSettings(NamedTuple):
 
 
 def check_settings(model_kwargs: dict) -> ServerSettings:
-    """Check `model_kwargs` of a served model."""
     unknown = sorted(set(model_kwargs) - set(ServerSettings._fields))
     if unknown:
         raise ArgumentError(
             "model_kwargs",
             f"contain only {', '.join(ServerSettings._fields)} with a server",
             got=repr(unknown[0]),
-            advice="The server's own options control how the model is loaded.",
         )
     settings = ServerSettings(**model_kwargs)
-    variable = settings.api_key_variable
-    if not isinstance(variable, str) or not variable.isidentifier():
+    if not settings.api_key_variable.isidentifier():
         raise ArgumentError(
             "api_key_variable",
             "be the name of an environment variable",
-            advice="The value is not shown, as it may be the key. Pass the name of the variable.",
+            advice="The value is not shown, as it may be the key.",
         )
-    for name, low in (("requests_in_flight", 1), ("retries", 0)):
-        value = getattr(settings, name)
-        if not isinstance(value, int) or value < low:
-            raise ArgumentError(name, f"be a whole number of at least {low}", got=repr(value))
-    if not isinstance(settings.timeout, int | float) or not settings.timeout > 0:
-        raise ArgumentError("timeout", "be a number of seconds above 0", got=repr(settings.timeout))
+    for name, low in (("requests_in_flight", 1), ("retries", 0), ("timeout", 0.01)):
+        if getattr(settings, name) < low:
+            raise ArgumentError(name, f"be at least {low}", got=repr(getattr(settings, name)))
     return settings
 
 
@@ -97,19 +90,13 @@ class Server:
 
     api: LogprobsAPI
     served_name = ""
+    has_answered = False
 
     def __init__(self, address: str, settings: ServerSettings) -> None:
         self.root = address.rstrip("/").removesuffix("/v1")
         self.settings = settings
-        self.has_answered = False
         self._threads: ThreadPoolExecutor | None = None
-        variable = settings.api_key_variable
-        self._key = os.environ.get(variable, "").strip()
-        if not (self._key.isascii() and self._key.isprintable()):
-            raise ValueError(
-                f"The key in the environment variable {variable} must consist of printable ASCII "
-                "characters. Its value is not shown."
-            )
+        self._key = os.environ.get(settings.api_key_variable, "").strip()
 
     @contextmanager
     def connected(self) -> Iterator[None]:
@@ -150,11 +137,10 @@ class Server:
         """
         failures: list[str] = []
         while True:
-            status, asked_pause = None, ""
+            status, trace = None, {"trace": self._note_socket}
+            pause = FIRST_WAIT_S * 2 ** len(failures) * random.uniform(0.75, 1.25)
             try:
-                reply = self._client.request(
-                    method, self.root + path, json=body, extensions={"trace": self._note_socket}
-                )
+                reply = self._client.request(method, self.root + path, json=body, extensions=trace)
             except httpx.ReadTimeout:
                 failures.append(f"no answer within {self.settings.timeout:g} s")
             except httpx.TransportError as error:
@@ -164,8 +150,10 @@ class Server:
                 said = reply.text.replace(self._key or "\0", "***")  # a server may repeat it
                 if status not in TRANSIENT:
                     break
-                asked_pause = reply.headers.get("retry-after", "")
                 failures.append(f"status {status}, {error_message(said)}")
+                asked_pause = reply.headers.get("retry-after", "")
+                if asked_pause.isdecimal():  # not a date
+                    pause = int(asked_pause)
             most = self.settings.retries
             if not self.has_answered and status in (None, 500):  # others ask to retry
                 most = min(most, FIRST_CONTACT_RETRIES)
@@ -173,21 +161,12 @@ class Server:
                 last = f"; finally: {failures[-1]}" if failures[-1] != failures[0] else ""
                 advice = "Check the address, and that the server is running."
                 if self.has_answered:
-                    advice = (
-                        "If a restart or an answer takes longer, increase `retries` or `timeout`"
-                    )
-                    advice += " in `model_kwargs`."
-                tries = "once" if len(failures) == 1 else f"{len(failures)} times"
+                    advice = "For a longer wait, increase `retries` or `timeout` in `model_kwargs`."
                 raise ServerError(
-                    Wording(
-                        f"The server at {self.root} did not respond ({path}), tried {tries}: "
-                        f"{failures[0]}{last}. {advice}"
-                    ),
+                    f"The server at {self.root} did not respond ({path}, attempts: {len(failures)}): "
+                    f"{failures[0]}{last}. {advice}",
                     status,
                 )
-            pause = FIRST_WAIT_S * 2 ** (len(failures) - 1) * random.uniform(0.75, 1.25)
-            if asked_pause.isdecimal():  # not a date
-                pause = int(asked_pause)
             self._closed.wait(min(pause, LONGEST_WAIT_S))
         try:
             if 200 <= status < 300:
@@ -232,10 +211,9 @@ class Server:
             return None
         body = {"model": self.served_name, "prompt": text, "add_special_tokens": False}
         try:
-            found = self.request("POST", self.api.tokenizer_path, body)
+            return self.request("POST", self.api.tokenizer_path, body).get("tokens")
         except ServerError:
             return None
-        return found.get("tokens") if isinstance(found, dict) else None
 
 
 def abort(connection: socket.socket) -> None:
@@ -248,7 +226,7 @@ def error_message(text: str) -> str:
     try:
         found = json.loads(text)
     except ValueError:
-        return repr(text[:SHOWN])
+        found = text
     for key in ("error", "message", "detail"):
         found = found.get(key, found) if isinstance(found, dict) else found
     return repr(str(found)[:SHOWN])
@@ -285,7 +263,6 @@ def open_served(
     description = f"`{argument}`={address!r}"
     with server.connected():
         server.served_name, about = find_served_model(server, description)
-        length = about.get("max_model_len")
         if tokenizer is None:
             root = about.get("root") or server.served_name
             try:
@@ -296,14 +273,13 @@ def open_served(
             except ValueError as error:
                 given = f"be given for {description}, whose model is {root!r}"
                 raise ArgumentError("tokenizer", given, why=str(error)) from error
+        length = about.get("max_model_len")
         server.api = find_api(server, tokenizer, length, description)
         engine = server.api.name
         for path in ("/version", "/get_server_info"):
-            with suppress(ServerError):
-                found = server.request("GET", path)
-                if isinstance(found, dict) and "version" in found:
-                    engine = f"{server.api.name} {found['version']}"
-                    break
+            with suppress(ServerError, LookupError, TypeError):
+                engine = f"{server.api.name} {server.request('GET', path)['version']}"
+                break
     if length is None:
         stated = getattr(tokenizer, "model_max_length", LARGEST_LIMIT)
         limit = ContextLimit(int(stated) if 0 < stated < LARGEST_LIMIT else None, None)
@@ -321,25 +297,21 @@ def find_served_model(server: Server, description: str) -> tuple[str, dict]:
     Returns:
         its name, and what the server says of it: `root` and `max_model_len`, if anything.
     """
-    named = server.settings.served_name
+    named, described = server.settings.served_name, {}
     try:
         listed = server.request("GET", "/v1/models")
-    except ServerError as error:
-        if error.status not in (404, 405) or named is None:
+        described = {entry["id"]: entry for entry in listed["data"]}
+    except (ServerError, LookupError, TypeError) as error:
+        if named is None or getattr(error, "status", 404) not in (404, 405):
             raise
-        return named, {}
-    entries = listed.get("data") if isinstance(listed, dict) else None
-    described = {str(e["id"]): e for e in entries or () if isinstance(e, dict) and "id" in e}
     if named is None and len(described) == 1:
-        named = next(iter(described))
+        [named] = described
     if named is None or (described and named not in described):
-        listed = ", ".join(map(repr, described)) or "no model"
+        names = ", ".join(map(repr, described)) or "no model"
         got = "" if named is None else f", got {named!r}"
         raise ValueError(
-            Wording(
-                f"{description} lists {listed}: pass the model's name as `served_name` in "
-                f"`model_kwargs`{got}."
-            )
+            f"{description} lists {names}: pass the model's name as `served_name` in "
+            f"`model_kwargs`{got}."
         )
     return named, described.get(named, {})
 
@@ -351,21 +323,16 @@ def find_api(
     vocabulary_size = int(max(tokenizer.get_vocab().values())) + 1
     ids = probe_text(vocabulary_size, min(SHORT_PROMPT, length or SHORT_PROMPT))
     failures = []
-    for api in APIS:
-        server.api = api
+    for server.api in APIS:
         try:
             server.values([Prompt(ids)])
+            return server.api
         except (AnswerError, ServerError) as error:
             if isinstance(error, ServerError) and error.status in (None, 401, 403):
                 raise  # no other API will help
-            failures.append(f"{api.name}: {error}")
-        else:
-            return api
+            failures.append(f"{server.api.name}: {error}")
     raise ValueError(
-        Wording(
-            f"{description} must return the log-probability of every token of a prompt, but does so "
-            f"with none of the supported APIs. {len(ids)} token ids were sent to each: "
-            f"{'; '.join(failures)}. vLLM and SGLang do; llama.cpp's server does not: pass the "
-            "GGUF file itself as `model_id`."
-        )
+        f"{description} must return the log-probability of every token of a prompt, but does so with "
+        f"none of the supported APIs, each asked with {len(ids)} token ids: {'; '.join(failures)}. vLLM "
+        "and SGLang do; llama.cpp's server does not: pass the GGUF file itself as `model_id`."
     )

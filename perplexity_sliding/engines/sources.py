@@ -1,7 +1,6 @@
 """The models of a call: named or live, opened, kept open for the next call, and used together."""
 
 import os
-import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils import is_peft_available
 
 from ..arguments import WITHOUT_ADAPTER, is_address
-from ..errors import ArgumentError, ArgumentTypeError, Wording
+from ..errors import ArgumentError, ArgumentTypeError
 from ..models.identity import check_tokenizer
 from ..models.interface import Batch, EngineModel, LogitBlocks, Prefix, ScoredModel
 from ..models.language_model import LanguageModel
@@ -27,11 +26,10 @@ from .served import adopt_vllm, is_vllm
 
 # Keys of a dictionary passed as `reference`.
 REFERENCE_KEYS = ("model_id", "model", "tokenizer", "dtype", "model_kwargs")
-# Maximum number of characters whose tokens are compared, and of tokens shown in a warning.
-MOST_CHARACTERS = 10**6
-SHOWN_TOKENS = 5
-# A name that begins with a host: one with a port, of numbers, or this machine.
-HOST = re.compile(r"([^/\\]+:\d+|\d+\.\d+\.\d+\.\d+|localhost)(/|$)", re.IGNORECASE)
+# Arguments of a named model, and what they are called in `model_kwargs`.
+OF_NAMED = {"device": "device_map", "dtype": "torch_dtype", "model_kwargs": "model_kwargs"}
+# Characters whose tokens are compared, and tokens that a warning shows.
+MOST_CHARACTERS, SHOWN_TOKENS = 10**6, 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,15 +79,7 @@ class ModelSource:
         if self.model is not None:
             adopt: Callable = adopt_vllm if is_vllm(self.model) else LanguageModel.adopt
             return adopt(self.model, self.tokenizer, self.named("model"), self.named("tokenizer"))
-        model_id, argument = str(self.model_id), self.named("model_id")
-        rest = self.model_kwargs, argument
-        if HOST.match(model_id) and not os.path.exists(model_id):
-            raise ArgumentError(
-                argument,
-                "begin with http:// or https:// if it is the address of a server",
-                got=repr(model_id),
-                advice=f"Write http://{model_id}.",
-            )
+        model_id, rest = str(self.model_id), (self.model_kwargs, self.named("model_id"))
         if not is_address(model_id) and not is_gguf(model_id):
             return LanguageModel.open(model_id, self.tokenizer, self.device, self.dtype, *rest)
         for name in ("device", "dtype"):
@@ -136,44 +126,42 @@ class OpenModels:
 
 def check_model_source(source: ModelSource) -> ModelSource:
     """Check that either a name or a live model is given, with its arguments only."""
-    named = source.named
-    if (source.model_id is None) == (source.model is None):
-        got = "neither" if source.model_id is None else "both"
-        raise ValueError(
-            Wording(f"Exactly one of `model_id` and `model` must be given, got {got}.")
-        )
-    if source.model_kwargs is not None and not isinstance(source.model_kwargs, dict):
+    if isinstance(source.model_id, PathLike):
+        source = replace(source, model_id=os.fspath(source.model_id))
+    named, model, model_id = source.named, source.model, source.model_id
+    if (model_id is None) == (model is None):
+        got = "neither" if model is None else "both"
+        raise ValueError(f"Exactly one of `model_id` and `model` must be given, got {got}.")
+    if not isinstance(source.model_kwargs, dict | None):
         raise ArgumentTypeError(
             named("model_kwargs"),
             "be a dict of from_pretrained arguments",
             got=repr(source.model_kwargs),
         )
-    if isinstance(source.model_id, PathLike):
-        source = replace(source, model_id=os.fspath(source.model_id))
-    if source.model is None and (not isinstance(source.model_id, str) or not source.model_id):
+    if model is None and (not isinstance(model_id, str) or not model_id):
         raise ArgumentTypeError(
             named("model_id"),
             "be the name of a model on the Hub or a folder",
-            got=repr(source.model_id),
+            got=repr(model_id),
             advice=f"Pass a loaded model as `{named('model')}`.",
         )
-    if isinstance(source.model, str | PathLike):
+    if isinstance(model, str | PathLike):
         raise ArgumentTypeError(
             named("model"),
             "be a loaded model",
-            got=f"the name {str(source.model)!r}",
+            got=f"the name {str(model)!r}",
             advice=f"Pass it as `{named('model_id')}`.",
         )
-    if source.model is not None and source.tokenizer is None and source.role == "model":
+    if model is not None and source.tokenizer is None and source.role == "model":
         raise ArgumentError("tokenizer", "be given with `model`", got="None")
-    for name in ("device", "dtype", "model_kwargs"):
-        value, same = getattr(source, name), {"device": "device_map", "dtype": "torch_dtype"}
-        twice = {name, same.get(name)} & set(source.model_kwargs or ())
-        if value is not None and (source.model is not None or twice):
+    for name, other in OF_NAMED.items():
+        twice = {name, other} & set(source.model_kwargs or ())
+        if getattr(source, name) is not None and (model is not None or twice):
             reason = f"with `{named('model')}`, which is already loaded"
-            if source.model is None:
+            if model is None:
                 reason = f"if `{named('model_kwargs')}` contains {' or '.join(map(repr, twice))}"
-            raise ArgumentError(named(name), f"be left out {reason}", got=repr(value))
+            got = repr(getattr(source, name))
+            raise ArgumentError(named(name), f"be left out {reason}", got=got)
     return source
 
 
@@ -189,17 +177,9 @@ def check_reference(reference: object, model: ModelSource) -> ModelSource | None
         return None
     if isinstance(reference, str) and reference == WITHOUT_ADAPTER:
         return ModelSource(role="reference")
-    if isinstance(reference, str | PathLike):
-        reference = {"model_id": reference}
-    elif not isinstance(reference, Mapping):
-        if not callable(reference) and not hasattr(reference, "generate"):
-            raise ArgumentTypeError(
-                "reference",
-                "be the name of a model on the Hub, a folder, a loaded model, "
-                f"{WITHOUT_ADAPTER!r}, or a dictionary of these",
-                got=repr(reference),
-            )
-        reference = {"model": reference}
+    if not isinstance(reference, Mapping):
+        is_live = callable(reference) or hasattr(reference, "generate")
+        reference = {"model" if is_live else "model_id": reference}
     given: dict[str, Any] = {k: value for k, value in reference.items() if value is not None}
     if not set(reference) <= set(REFERENCE_KEYS) or ("model_id" in given) == ("model" in given):
         raise ArgumentError(
@@ -231,23 +211,17 @@ class WithoutAdapter(LanguageModel):
         Raises:
             ValueError: it has no adapters, or they are merged into its weights.
         """
-        cls.check_variant(model)
+        layers = adapter_layers(model.model) if isinstance(model, LanguageModel) else []
+        merged = any(getattr(layer, "merged", False) for layer in layers)
+        if cls is WithoutAdapter and (not layers or merged):
+            why = ", but it is merged into the weights: call unmerge_adapter() first"
+            raise ValueError(
+                f"`reference` {cls.variant!r} requires a model with an adapter, got "
+                f"{type(model.model or model).__name__}{why if merged else ' without'}."
+            )
         name, description = f"{model.name} {cls.variant}", f"{model.description} {cls.variant}"
         identity = model.revision, model.tokenizer_digest
         return cls(model.model, model.tokenizer, name, *identity, description)
-
-    @classmethod
-    def check_variant(cls, model: Any) -> None:
-        layers = adapter_layers(model.model) if isinstance(model, LanguageModel) else []
-        merged = any(getattr(layer, "merged", False) for layer in layers)
-        if not layers or merged:
-            why = ", but it is merged into the weights: call unmerge_adapter() first"
-            raise ValueError(
-                Wording(
-                    f"`reference={cls.variant!r}` requires a model with an adapter, got "
-                    f"{type(model.model or model).__name__}{why if merged else ' without'}."
-                )
-            )
 
     @contextmanager
     def as_scored(self) -> Iterator[None]:
@@ -282,20 +256,10 @@ class InBfloat16(WithoutAdapter):
 
     variant = "in bfloat16"
 
-    @classmethod
-    def check_variant(cls, model: Any) -> None:
-        """Accept any model."""
-
     @contextmanager
     def as_scored(self) -> Iterator[None]:
-        """Round products to bfloat16 within the context."""
         with self.lock, torch.autocast(self.device.type, dtype=torch.bfloat16):
             yield
-
-    def signature_fields(self) -> dict[str, object]:
-        """Return everything that scores depend on, with the dtype of products."""
-        with self.as_scored():
-            return super().signature_fields()
 
 
 def adapter_layers(model: torch.nn.Module) -> list:
@@ -336,17 +300,16 @@ def read_alike(model: ScoredModel, reference: ScoredModel, pairs: Sequence[tuple
     """
     if not same_vocabulary(model.tokenizer, reference.tokenizer):
         return False
-    for measurement, other in pairs:
-        streams = zip(measurement.streams, other.streams)
-        if not all(np.array_equal(stream.ids, its.ids) for stream, its in streams):
-            return False
-    for measurement, other in pairs:
-        if measurement.plan != other.plan:
-            starts = [f"{m.plan.start} ({m.plan.start_id})" for m in (measurement, other)]
+    streams = [both for pair in pairs for both in zip(*(measured.streams for measured in pair))]
+    if not all(np.array_equal(stream.ids, its.ids) for stream, its in streams):
+        return False
+    for pair in pairs:
+        start, of_reference = (f"{m.plan.start} ({m.plan.start_id})" for m in pair)
+        if pair[0].plan != pair[1].plan:
             raise ArgumentError(
                 "reference",
                 "have the start token of the model",
-                got=f"{starts[1]} and {starts[0]}",
+                got=f"{of_reference} and {start}",
                 advice="Pass `add_start_token=False`, or the model's tokenizer as "
                 "`reference['tokenizer']`.",
             )
@@ -360,13 +323,11 @@ def same_vocabulary(
 
     If one has more tokens, both may segment a text equally only by chance.
     """
-    if tokenizer is reference_tokenizer:
-        return True
-    tokenizers = (tokenizer, reference_tokenizer)
-    added = {number for each in tokenizers for number in getattr(each, "added_tokens_decoder", {})}
+    both = (tokenizer, reference_tokenizer)
+    added = {number for each in both for number in getattr(each, "added_tokens_decoder", {})}
     tokens, reference_tokens = (
         {number: token for token, number in each.get_vocab().items() if number not in added}
-        for each in tokenizers
+        for each in both
     )
     return tokens == reference_tokens
 
@@ -374,11 +335,8 @@ def same_vocabulary(
 def compare_tokenizers(model: EngineModel, texts: Sequence[str]) -> None:
     """Warn about an engine, which reads any ids, whose own tokenizer segments texts differently."""
     text = "\n".join(texts)[:MOST_CHARACTERS]
-    own = model.tokenize(text)
-    if own is None:
-        return
-    ids = tokenize(model.tokenizer, [text])[0].ids.tolist()
-    if own == ids:
+    own, ids = model.tokenize(text), tokenize(model.tokenizer, [text])[0].ids.tolist()
+    if own is None or own == ids:
         return
     place = next((n for n, (a, b) in enumerate(zip(own, ids)) if a != b), min(len(own), len(ids)))
     by_itself, given = (
@@ -386,9 +344,8 @@ def compare_tokenizers(model: EngineModel, texts: Sequence[str]) -> None:
         for tokens in (own, ids)
     )
     warnings.warn(
-        f"{model.description} tokenizes the texts differently from the given tokenizer: into "
-        f"{len(own):,} tokens instead of {len(ids):,}, from token {place + 1:,} on {by_itself} instead "
-        f"of {given}. The given tokenizer's tokens are scored; other users of the model get its own. "
-        "Old files may contain an outdated tokenizer.",
+        f"{model.description} tokenizes the texts differently from the given tokenizer, whose tokens "
+        f"are scored: from token {place + 1:,} on into {by_itself} instead of {given}. Other users of "
+        "the model get its own tokens.",
         stacklevel=2,
     )

@@ -15,8 +15,16 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ..engines.served import MOST_SPREAD, ServedModel, changed_model, differ
-from ..engines.server_apis import AnswerError, Prompt, TokenValues
+from ..engines.served import (
+    CANARY_LENGTH,
+    MOST_SPREAD,
+    AnswerError,
+    Prompt,
+    ServedModel,
+    TokenValues,
+    changed_model,
+    differ,
+)
 from ..errors import Wording
 from ..models.interface import Batch, LogitBlocks, Prefix, ScoredModel
 from ..models.logits import explain_failure, is_out_of_memory
@@ -389,8 +397,8 @@ class ServedScorer:
             ServerError: it gave no answer.
             ValueError: it is another model than at the start.
         """
-        source, canary = self.model.source, self.model.identity.canary
-        known = self.model.identity.canary_nll
+        source, canary = self.model.source, Prompt(self.model.tried.ids[:CANARY_LENGTH])
+        known = self.model.nll[: len(canary.ids) - 1]
         groups = self._groups(row_of, lengths, finished)
 
         def requests() -> Iterator[list[Prompt]]:
@@ -403,7 +411,7 @@ class ServedScorer:
             if isinstance(answer, AnswerError):
                 raise PassError(
                     f"{self.model.description} answered with {answer}.",
-                    group[max(0, (answer.place or 0) - 1)],
+                    group[max(0, answer.place - 1)],
                 )
             nlls = answer[0].nll[: len(known)]
             if differ(nlls, known):  # of another model than the one that was tried
