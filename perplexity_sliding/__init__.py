@@ -25,7 +25,7 @@ _LAZY = {
     "compute": ".api",
     "PerplexityCallback": ".callback",
     "PerplexitySliding": ".metric",
-    "find": ".finding.find",
+    "find": ".finding",
     "show": ".views.show",
     "to_frame": ".cli.rows",
 }

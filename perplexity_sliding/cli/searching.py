@@ -50,7 +50,7 @@ def search(args: argparse.Namespace) -> int:
         progress.status("Loading the libraries")
         import transformers
 
-        from ..finding.find import find
+        from ..finding import find
         from ..scoring.runner import bars_hidden
 
         transformers.logging.disable_progress_bar()
@@ -117,11 +117,6 @@ def to_text(result: dict) -> str:
         parts += ["To repeat the first:", *as_list(matches[0]["command"]), ""]
     if nearest:
         parts += ["Nearest other settings", "", table(nearest), ""]
-    for row in result["published"]:
-        named = f" ({row['protocol']})" if row["protocol"] else ""
-        parts.append(
-            f"Published: {row['figure']} for {row['model']} on {row['corpus']}{named}: {row['source']}"
-        )
     parts.append(result["conclusion"])
     if left:
         num_settings, num_tokens, far = (

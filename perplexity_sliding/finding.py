@@ -1,0 +1,621 @@
+"""From a published figure to the settings that give it.
+
+Settings are tried over layouts of the texts, in passes that share the tokens they read.  How common a
+choice is, of a tool, a window, a start token or an average, is a weight relative to the most common
+one.  The weights are judgements, not measurements.
+"""
+
+import math
+import shlex
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from decimal import Decimal, InvalidOperation
+from itertools import product
+from typing import Any, NamedTuple
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from .api import Models, check, make_plan, open_session, report, score
+from .arguments import Setting
+from .engines.sources import in_use_together
+from .errors import ArgumentError, ArgumentTypeError
+from .layouts import LAYOUTS, arrange, is_wikitext
+from .models.interface import ScoredModel
+from .plan.measurement import Measurement
+from .plan.settings import Corpus, plan_settings
+from .plan.windows import count_inputs, merge_windows
+from .protocols import PROTOCOLS
+from .scoring.distributed import Processes
+from .scoring.runner import Progress
+
+FIELDS = ("protocol", "max_length", "stride", "add_start_token", "layout", "average")
+ROUNDING = 2e-6  # relative rounding error of a loss in single precision
+
+TOKENS_READ = 40  # default budget per token of the texts
+FEWEST_READ = 200_000  # minimum of the default budget, for short texts
+CERTAIN = 0.01  # a match ends the search if fewer matches are expected by chance
+NEIGHBOURHOOD = 1.1  # values within this factor of a figure determine their density
+SAMPLE_WINDOWS = 16  # longest windows in a sample of a corpus
+SAMPLED_FROM = 4  # a corpus is sampled if it is at least this many times as long as the sample
+SAMPLE_TOLERANCE = 0.03  # relative error of an estimate from a sample, beyond those seen
+NUM_NEAREST = 5
+
+# Windows in tokens; strides as parts of the window, and in tokens.
+WINDOWS, PARTS, STRIDES = (512, 1024, 2048, 4096), (1, 2, 4, 8), (512, 256)
+OVERLAPS = (1, 2, 8)  # bounds of the windows per token, which separate passes by cost
+TOOLS = {
+    **{"lm-eval": 1.0, "llama.cpp": 1.0, "gptq": 1.0, "stock": 0.9, "run-clm": 0.8},
+    **{"transformers-docs": 0.9, "transformers-docs-weighted": 0.9, "sliding": 0.7},
+}
+OTHER_TOOL, OTHER_WINDOW, WINDOW_AS_STRIDE, OTHER_STRIDE = 0.5, 0.4, 0.8, 0.4
+STARTS: dict[bool | str, float] = {True: 1.0, False: 0.6, "every": 0.2}
+DETOKENIZED = ("as-is", "joined", "each-article")
+# By a tool in the layout that it reads; by a tool in another layout, and by us, beside the layout.
+DETOKENIZED_BY_TOOL, DETOKENIZED_ELSEWHERE, DETOKENIZED_BY_US = 2.0, 0.5, 0.1
+# Averages, with their weights for tools that do not print them.
+AVERAGES = {
+    **{"perplexity": 0.4, "mean_perplexity": 0.3, "word_perplexity": 0.3, "byte_perplexity": 0.1},
+    **{"bits_per_byte": 0.3, "bits_per_original_byte": 0.2, "original_byte_perplexity": 0.1},
+    **{"bits_per_character": 0.2, "adjusted_perplexity": 0.2, "nats_per_token": 0.3},
+    **{"bits_per_token": 0.1, "trainer_nats_per_token": 0.5, "trainer_perplexity": 0.5},
+}
+# Averages that a tool prints, whose weight is 1; only the perplexity by default.
+PRINTED = {
+    "stock": ("mean_perplexity",),
+    "lm-eval": (
+        *("word_perplexity", "byte_perplexity", "bits_per_byte"),
+        *("bits_per_original_byte", "original_byte_perplexity"),
+    ),
+    "paloma": ("perplexity", "bits_per_byte"),
+    "run-clm": ("perplexity", "nats_per_token"),
+    "megatron": ("perplexity", "adjusted_perplexity", "nats_per_token"),
+    "fairseq": ("perplexity", "bits_per_token"),
+}
+# Decimals that tools print, and the factor by which matching decimals increase the likelihood.
+DECIMALS = {"llama.cpp": 4, "lm-eval": 4, "run-clm": 4, "exllamav2": 4, "mlx-lm": 3}
+SAME_DECIMALS = 3.0
+
+
+def find(
+    figure: float | str | Sequence[float | str],
+    texts: Sequence[str | Sequence[str]],
+    model_id: str | Sequence[str] | None = None,
+    model: torch.nn.Module | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    max_tokens: int | None = None,
+    files: Sequence[Sequence[str]] | None = None,
+    callback: Callable[[Progress], None] | None = None,
+    dtype: str | torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    batch_size: int = 16,
+    model_kwargs: dict | None = None,
+) -> dict:
+    """Find the settings under which a model has a published figure on texts.
+
+    Score the texts under every protocol, with the usual windows, strides, start tokens, layouts and
+    averages: the unchanged texts first, then the likeliest and cheapest, and return the settings
+    whose value rounds to the figure.  In a long corpus, a sample decides which settings are worth a
+    complete pass.  A match is not proof: see `expected_by_chance`.
+
+    Args:
+        figure: the figure as printed; a string keeps trailing zeros ("37.50").  One setting must
+            explain all figures of a list: one per text, or one per model.
+        texts: the corpus; with several figures of one model, a text or a list of texts per figure.
+        model_id: the model; with several figures of the same texts, a model per figure.
+        max_tokens: number of tokens that the model may read, with which everything is tried.  By
+            default 40 per token of the texts, at least 200,000; the search then also ends with a
+            match if fewer than 0.01 are expected by chance.
+        files: for each figure, the arguments that select its texts in the returned commands.
+        callback: called with the progress after every batch; its perplexity is NaN.
+        model, tokenizer, dtype, device, batch_size, model_kwargs: as for `compute`.
+
+    Returns:
+        figure: as given.
+        matches: the values that round to the figure, likeliest first, each with its protocol,
+            max_length, stride, add_start_token, layout, average, value, likelihood (its share of the
+            weights of all matches), command, and `same_value`, the other settings that give it.
+            With several figures, value and command are lists.
+        nearest: the settings with the nearest other values, each with its difference from the figure.
+        num_tried, expected_by_chance: number of values compared with the figure, and of those
+            expected to match by chance, from the density of values.
+        num_forward_tokens: number of tokens read by the model.
+        not_tried: omitted passes, each with its layout, num_settings and num_forward_tokens, and
+            whether it misses the figure on a sample.
+        conclusion: an assessment of the matches, in one sentence.
+
+    Raises:
+        TypeError, ValueError: a figure is not positive, the numbers of figures and texts or models
+            differ, or as for `compute`.
+    """
+    is_list = isinstance(figure, list | tuple)
+    figures = list(map(Figure.read, figure if isinstance(figure, list | tuple) else [figure]))
+    models = list(model_id) if isinstance(model_id, list | tuple) else [model_id]
+    if isinstance(texts, str):
+        raise ArgumentTypeError("texts", "be a list of strings", got="str")
+    per_model = len(models) > 1 or len(figures) == 1
+    corpora: Sequence[Any] = [texts] * len(figures) if per_model else texts
+    num, name = (len(models), "model") if per_model else (len(texts), "text")
+    if not figures or num != len(figures):
+        got = f"{len(figures)} figures and {num} {name}s"
+        raise ArgumentError("figure", f"have one number, or one per {name}", got=got)
+    running: dict = {"model": model, "tokenizer": tokenizer, "model_kwargs": model_kwargs}
+    running |= {"dtype": dtype, "device": device, "batch_size": batch_size}
+    opened = [open_model({"model_id": name, **running}) for name in models]
+    cases = [
+        Case(
+            figure=one,
+            source={"model_id": models[place % len(models)], **running},
+            model=opened[place % len(models)],
+            texts=[corpus] if isinstance(corpus, str) else list(corpus),
+            files=["FILE"] if files is None else files[place],
+        )
+        for place, (one, corpus) in enumerate(zip(figures, corpora))
+    ]
+    search = Search(cases, max_tokens, callback)
+    search.run()
+    matches, nearest = list_matches(search), list_nearest(search)
+    for entry in [] if is_list else matches + nearest:
+        entry |= {name: entry[name][0] for name in ("value", "command")}
+    expected = chance(search.tried, figures)
+    return {
+        "figure": figure,
+        "matches": matches,
+        "nearest": nearest,
+        "num_tried": len(search.tried),
+        "expected_by_chance": expected,
+        "num_forward_tokens": search.num_read,
+        "not_tried": [
+            {
+                "layout": step.layout,
+                "num_settings": len(step.settings),
+                "num_forward_tokens": step.num_tokens,
+                "misses_on_sample": misses,
+            }
+            for step, misses in search.left_out
+        ],
+        "conclusion": describe(search, len(matches), expected),
+    }
+
+
+class Figure(NamedTuple):
+    """A printed number, and the interval [low, high) that rounds to it.
+
+    If a number has more digits than single precision resolves, the interval is as wide as its
+    rounding errors.
+    """
+
+    printed: str
+    low: float
+    high: float
+    decimals: int
+
+    @classmethod
+    def read(cls, figure: object) -> "Figure":
+        """Parse a figure; a string keeps its trailing zeros."""
+        try:
+            number = Decimal(str(figure).strip())
+        except InvalidOperation:
+            number = Decimal("nan")
+        if number.is_nan() or not 1e-9 <= number <= 1e38:
+            must = "be a number such as '29.41', as printed, from 1e-9 to 1e38"
+            raise ArgumentError("figure", must, got=repr(figure))
+        decimals = -int(number.as_tuple().exponent)
+        rounding = float(number) * ROUNDING * max(1.0, abs(math.log(float(number))))
+        half = max(Decimal((0, (5,), -decimals - 1)), Decimal(rounding))
+        return cls(str(figure).strip(), float(number - half), float(number + half), decimals)
+
+    @property
+    def value(self) -> float:
+        return (self.low + self.high) / 2
+
+    def fits(self, value: float) -> bool:
+        return self.low <= value < self.high
+
+    def distance(self, value: float) -> float:
+        return abs(math.log(value / self.value))
+
+
+# --- what to try ----------------------------------------------------------------------------------
+
+
+def open_model(source: dict) -> ScoredModel:
+    model = check(Processes(False), {"predictions": ["a text"], **source}).source.open()
+    with in_use_together([model]):
+        model.check()
+    return model
+
+
+@dataclass
+class Case:
+    """A figure with its model and texts.
+
+    Attributes:
+        source: the arguments of `compute` that select the model.
+        files: the command-line arguments that select the texts.
+    """
+
+    figure: Figure
+    source: dict
+    model: ScoredModel
+    texts: list[str]
+    files: Sequence[str]
+    corpora: dict[tuple, Corpus] = field(default_factory=dict)
+
+    def corpus(self, texts: list[str], layout: str = "as-is", detokenizes: bool = False) -> Corpus:
+        """Return these texts, or a sample, in a layout with their tokens, which all settings share."""
+        texts, detokenizer = arrange(texts, layout), "wikitext" if detokenizes else None
+        corpus = Corpus(self.model.tokenizer, texts, False, detokenizer=detokenizer)
+        return self.corpora.setdefault((detokenizer, *texts), corpus)
+
+    def plan(self, corpus: Corpus, settings: Iterable[Setting]) -> dict[Setting, Measurement]:
+        """Plan the settings that the texts and the model allow."""
+        try:
+            planned = plan_settings(corpus, self.model.limit, list(settings), True)
+        except ValueError:  # all are refused
+            return {}
+        return {s: m for s, m in planned.items() if isinstance(m, Measurement)}
+
+    def cost(self, measurements: Iterable[Measurement]) -> int:
+        """Count the tokens that the merged passes of measurements read."""
+        numbers: dict[bytes, int] = {}
+        planned: list = []
+        for measurement in measurements:
+            for stream, windows in zip(measurement.streams, measurement.windows):
+                number = numbers.setdefault(stream.ids.tobytes(), len(numbers))
+                planned += measurement.plan.over(number, windows)
+        return count_inputs(merge_windows(planned, self.model.prefixes_agree)[0])
+
+    def score(self, corpus: Corpus, settings: Iterable[Setting], callback: Callable) -> dict:
+        """Return the result of `compute` with a measurement for each setting."""
+        given = {"detokenizer": corpus.detokenizer, "callback": callback}
+        processes, models = Processes(False), Models(self.model)
+        request = check(processes, {"predictions": corpus.texts, **self.source, **given})
+        request = replace(request, settings=list(settings), gives_list=True)
+        with open_session(request, processes) as session, in_use_together([self.model]):
+            plan = make_plan(request, models, corpus)
+            return report(plan, score(session, plan, models))
+
+
+class Step(NamedTuple):
+    """Settings, with their weights, that are scored in one pass over the texts of each case.
+
+    It is plain if the texts are unchanged, the window is the tool's own, and the stride a usual part
+    of it.
+    """
+
+    layout: str
+    detokenizes: bool
+    settings: dict[Setting, float]
+    num_tokens: int
+    is_plain: bool
+
+
+def list_steps(cases: list[Case]) -> list[Step]:
+    """List the steps: plain ones first, each by the weight of its settings per token.
+
+    Tools that detokenize WikiText read articles separately, or all text as one.
+    """
+    limits = [limit for case in cases if (limit := case.model.limit.length) is not None]
+    choices = list_choices(min(limits, default=None))
+    of_wikitext = any(is_wikitext(case.texts) for case in cases)
+    steps: list[Step] = []
+    seen: set[tuple] = set()  # two layouts may be one to a protocol that joins the texts
+    for (layout, row), detokenizes in product(LAYOUTS.items(), (False, True)):
+        usual = row.usual_for_wikitext if of_wikitext else row.usual
+        is_read = not detokenizes or (of_wikitext and layout in DETOKENIZED)
+        if not usual or not is_read or not all(arrange(case.texts, layout) for case in cases):
+            continue
+        planned = [
+            case.plan(case.corpus(case.texts, layout, detokenizes), choices) for case in cases
+        ]
+        groups: dict[tuple, dict[Setting, float]] = {}
+        for setting in choices:
+            protocol, measurements = setting.protocol, [of.get(setting) for of in planned]
+            plans = [m.plan for m in measurements if m is not None]
+            read = [tuple(map(tuple, m.members or [m.texts])) for m in measurements if m]
+            if len(plans) < len(cases) or (*plans, *read) in seen:
+                continue
+            seen.add((*plans, *read))
+            plan, has_own_window = plans[0], setting.max_length is None
+            is_own = has_own_window and setting.stride is None
+            is_part = has_own_window and plan.stride in [plan.max_length // n for n in PARTS]
+            overlap = max(plan.max_length / plan.stride for plan in plans)
+            level = sum(overlap > bound for bound in OVERLAPS)
+            weight = usual
+            if detokenizes and protocol.detokenize is None:
+                weight *= DETOKENIZED_BY_US
+            elif detokenizes:
+                is_usual = protocol.scores_each_text == (layout == "each-article")
+                weight = DETOKENIZED_BY_TOOL if is_usual else usual * DETOKENIZED_ELSEWHERE
+            weight *= TOOLS.get(protocol.name, OTHER_TOOL) * STARTS[setting.add_start_token]
+            weight *= 1.0 if has_own_window else OTHER_WINDOW
+            if setting.stride is not None:
+                weight *= WINDOW_AS_STRIDE if plan.stride == plan.max_length else OTHER_STRIDE
+            tool = protocol.name if detokenizes else None
+            group = (tool, plan.start, level, is_own, is_own or is_part)
+            groups.setdefault(group, {})[setting] = weight
+        for (*_, is_plain), settings in groups.items():
+            cost = sum(case.cost(of[s] for s in settings) for case, of in zip(cases, planned))
+            is_plain = is_plain and layout == "as-is" and not detokenizes
+            steps.append(Step(layout, detokenizes, settings, cost, is_plain))
+    if not steps:
+        raise ArgumentError("texts", "be long enough to score", got="texts of fewer than 2 tokens")
+    return sorted(
+        steps, key=lambda s: (not s.is_plain, -sum(s.settings.values()) / max(1, s.num_tokens))
+    )
+
+
+def list_choices(limit: int | None) -> list[Setting]:
+    """List the usual settings that the protocols' tools have, each tool's own first."""
+    choices = []
+    windows = [None, *(length for length in WINDOWS if limit is None or length <= limit)]
+    for start, protocol, window in product(STARTS, PROTOCOLS.values(), windows):
+        length = window or limit or 0
+        usual = {length // part for part in PARTS} | {n for n in STRIDES if n <= length}
+        for stride in [None, *sorted(usual - {0}, reverse=True)]:
+            setting = Setting(protocol, window, stride, start)
+            with suppress(ValueError):  # the tool has no such setting
+                setting.check()
+                choices.append(setting)
+    return sorted(choices, key=lambda s: (s.max_length or 0, s.stride or 0))
+
+
+# --- the search -----------------------------------------------------------------------------------
+
+
+@dataclass
+class Search:
+    """Passes in order of their worth, until a match is certain or the budget is spent.
+
+    Attributes:
+        tried: an entry for each setting and average, with its value for each figure.
+        left_out: omitted steps, each with whether it misses the figures on a sample.
+        ratios: for each average and case, the logarithms of value over estimate, of the settings
+            scored on the whole and on the sample.
+    """
+
+    cases: list[Case]
+    max_tokens: int | None = None
+    callback: Callable[[Progress], None] | None = None
+    tried: list[dict] = field(default_factory=list)
+    left_out: list[tuple[Step, bool]] = field(default_factory=list)
+    num_read: int = 0
+    ratios: dict[tuple[str, int], list[float]] = field(default_factory=dict)
+
+    def run(self) -> None:
+        steps = list_steps(self.cases)
+        corpora = [case.corpus(case.texts) for case in self.cases]
+        streams = [stream for corpus in corpora for stream in corpus.read(PROTOCOLS["sliding"])[1]]
+        num_tokens = sum(map(len, streams))
+        budget = self.max_tokens or max(FEWEST_READ, TOKENS_READ * num_tokens)
+        self.total = min(budget, sum(step.num_tokens for step in steps))
+        sample = None if self.max_tokens else take_sample(self.cases, num_tokens)
+        whole = [case.texts for case in self.cases]
+        for number, step in enumerate(steps):
+            if self.num_read + step.num_tokens > budget:
+                self.left_out.append((step, False))
+                continue
+            estimates = {} if sample is None else self.score(step, sample)
+            if estimates and all(map(self.misses, estimates.values())):
+                self.left_out.append((step, True))
+                continue
+            for key, entry in self.score(step, whole).items():
+                self.tried.append(entry)
+                for place, value in enumerate(entry["value"] if key in estimates else ()):
+                    ratios = self.ratios.setdefault((entry["average"], place), [])
+                    ratios.append(math.log(value / estimates[key]["value"][place]))
+            may_end = self.max_tokens is None and any(map(self.is_match, self.tried))
+            if may_end and chance(self.tried, self.figures) < CERTAIN:
+                self.left_out += [(step, False) for step in steps[number + 1 :]]
+                break
+        if not self.tried:
+            cheapest = min(step.num_tokens for step in steps)
+            must = f"be at least {cheapest}, the tokens of the cheapest pass"
+            raise ArgumentError("max_tokens", must, got=str(budget))
+
+    @property
+    def figures(self) -> list[Figure]:
+        return [case.figure for case in self.cases]
+
+    def is_match(self, entry: dict) -> bool:
+        return all(figure.fits(value) for figure, value in zip(self.figures, entry["value"]))
+
+    def score(self, step: Step, corpora: list[list[str]]) -> dict[tuple, dict]:
+        """Score a step on the texts of each case; return an entry for each setting and average.
+
+        There is none if a sample is too short.
+        """
+
+        def callback(progress: Progress) -> None:
+            if self.callback is not None:
+                done = min(self.total, self.num_read + progress.done)
+                self.callback(Progress(done, self.total, math.nan))
+
+        results, averages = [], []
+        for case, texts in zip(self.cases, corpora):
+            corpus = case.corpus(texts, step.layout, step.detokenizes)
+            if len(case.plan(corpus, step.settings)) < len(step.settings):
+                return {}
+            result = case.score(corpus, step.settings, callback)
+            self.num_read += result["num_forward_tokens"]
+            results.append(result["measurements"])
+            averages.append([averages_of(one, corpus) for one in results[-1]])
+        entries: dict[tuple, dict] = {}
+        for (setting, weight), of_cases, values in zip(
+            step.settings.items(), zip(*results), zip(*averages)
+        ):
+            protocol = setting.protocol
+            known: dict = {"protocol": protocol.name, "setting": setting}
+            for name in ("max_length", "stride", "add_start_token"):
+                own = [result[name] for result in of_cases]
+                known[name] = own[0] if all(value == own[0] for value in own) else own
+            by_tool = " by the tool" if protocol.detokenize else ""
+            known["layout"] = step.layout + (f", detokenized{by_tool}" if step.detokenizes else "")
+            known["command"] = [write_command(case, step, setting) for case in self.cases]
+            for average in values[0]:
+                value = [of_case.get(average, math.nan) for of_case in values]
+                if all(0 < one < math.inf for one in value):
+                    is_printed = average in PRINTED.get(protocol.name, ("perplexity",))
+                    entries[setting, average] = known | {
+                        "average": average,
+                        "value": value,
+                        "prior": weight * (1.0 if is_printed else AVERAGES[average]),
+                        "is_printed": is_printed,
+                    }
+        return entries
+
+    def misses(self, entry: dict) -> bool:
+        """Return whether an estimate is too far from a figure, by the ratios of its average so far."""
+        if entry["setting"].protocol.last == "cut":  # reads one window of any text
+            return False
+        for place, (figure, value) in enumerate(zip(self.figures, entry["value"])):
+            ratios = self.ratios.get((entry["average"], place))
+            expected = math.log(figure.value / value)
+            if ratios and not (
+                min(ratios) - SAMPLE_TOLERANCE < expected < max(ratios) + SAMPLE_TOLERANCE
+            ):
+                return True
+        return False
+
+
+def take_sample(cases: list[Case], num_tokens: int) -> list[list[str]] | None:
+    """Return the first texts of each case, the last one cut at a line end; None of short corpora."""
+    longest = max(case.model.limit.length or WINDOWS[-1] for case in cases)
+    share = len(cases) * SAMPLE_WINDOWS * min(longest, WINDOWS[-1]) / num_tokens
+    if share > 1 / SAMPLED_FROM:
+        return None
+    sample: list[list[str]] = []
+    for case in cases:
+        left = math.ceil(share * sum(map(len, case.texts)))
+        sample.append([])
+        for text in case.texts:
+            if left > 0:
+                sample[-1].append(text[: text.find("\n", left, 2 * left) + 1 or left])
+                left -= len(text)
+    return sample
+
+
+def averages_of(result: dict, corpus: Corpus) -> dict[str, float]:
+    """Return the values of a result that a paper could print."""
+    protocol, perplexity = PROTOCOLS[result["protocol"]], result["perplexity"]
+    known = result | {
+        "nats_per_token": math.log(perplexity),
+        "bits_per_token": math.log2(perplexity),
+    }
+    if corpus.detokenizer is not None:
+        per_byte = known.pop("bits_per_byte")  # of the prose, which no tool reports
+        del known["bits_per_character"]
+        if protocol.scores_each_text:  # the command line counts no bytes of joined texts
+            read, given = ("".join(of).encode() for of in (corpus.wordings(protocol), corpus.texts))
+            known["bits_per_original_byte"] = per_byte * len(read) / len(given)
+    for unit in ("byte", "original_byte"):
+        bits = known.get(f"bits_per_{unit}")
+        if bits is not None and bits < 1024:  # else it would leave the range of floats
+            known[f"{unit}_perplexity"] = 2.0**bits
+    if protocol.name == "run-clm":
+        # `Trainer.evaluate` divides by all labels of a block, of which the first is unscored, in
+        # transformers from 4.57 until 2026, and still for models such as GPT-2, whose loss it does
+        # not recognise as shifted.
+        loss = math.log(perplexity) * (result["max_length"] - 1) / result["max_length"]
+        known |= {"trainer_nats_per_token": loss, "trainer_perplexity": math.exp(loss)}
+    return {name: known[name] for name in AVERAGES if known.get(name) is not None}
+
+
+def write_command(case: Case, step: Step, setting: Setting) -> str:
+    """Return the command that repeats a setting."""
+    before, files, source = "", case.files, case.source
+    if step.layout != "as-is":
+        lay_out = ["python", "-m", "perplexity_sliding.cli.searching", step.layout, *files]
+        before, files = f"{shlex.join(lay_out)} > laid-out.jsonl && ", ["laid-out.jsonl"]
+    dtype = source["dtype"]
+    given = {
+        "--model": source["model_id"],
+        "--dtype": None if dtype is None else str(dtype).removeprefix("torch."),
+        "--protocol": setting.protocol.name,
+        "--max-length": setting.max_length,
+        "--stride": setting.stride,
+        "--add-start-token": {False: "false", "every": "every"}.get(setting.add_start_token),
+        "--detokenize": "wikitext" if step.detokenizes else None,
+        "--format": "json",
+    }
+    options = [str(part) for pair in given.items() if pair[1] is not None for part in pair]
+    return before + shlex.join(["python", "score.py", *files, *options])
+
+
+def chance(tried: list[dict], figures: list[Figure]) -> float:
+    """Return the expected number of matches by chance.
+
+    This assumes that values around each figure are uniform on a logarithmic scale, and that figures
+    of several texts are independent, which is only approximate for those of one setting.
+    """
+    # those that differ in their first eight digits
+    rows = {tuple(float(f"{value:.8g}") for value in entry["value"]) for entry in tried}
+    expected = float(len(rows))
+    for place, figure in enumerate(figures):
+        values = {row[place] for row in rows}
+        around = [v for v in values if figure.distance(v) <= math.log(NEIGHBOURHOOD)]
+        width = math.log(figure.high / max(figure.low, figure.value / 100))
+        share = len(around) / len(values) * width / (2 * math.log(NEIGHBOURHOOD))
+        expected *= min(1.0, share)
+    return expected
+
+
+# --- the result -----------------------------------------------------------------------------------
+
+
+def list_matches(search: Search) -> list[dict]:
+    """List the matching values, likeliest first; a tool that prints the average precedes others."""
+
+    def weight(entry: dict) -> float:
+        decimals = DECIMALS.get(entry["protocol"])
+        is_printed_so = any(figure.decimals == decimals for figure in search.figures)
+        return entry["prior"] * (SAME_DECIMALS if is_printed_so else 1.0)
+
+    found = list(filter(search.is_match, search.tried))
+    groups: dict[tuple, list[dict]] = {}  # of values that are equal but for rounding
+    for entry in found:
+        groups.setdefault(tuple(f"{value:.6g}" for value in entry["value"]), []).append(entry)
+    total, rows = sum(map(weight, found)), []
+    for group in groups.values():
+        first, *others = sorted(group, key=lambda e: (not e["is_printed"], -weight(e)))
+        same = [{name: other[name] for name in FIELDS} for other in others]
+        known = {"likelihood": sum(map(weight, group)) / total, "same_value": same}
+        rows.append(shown(first) | known)
+    return sorted(rows, key=lambda row: -row["likelihood"])
+
+
+def shown(entry: dict) -> dict:
+    return {name: entry[name] for name in (*FIELDS, "value", "command")}
+
+
+def list_nearest(search: Search) -> list[dict]:
+    """List the nearest other values, each with its difference from the figures."""
+    others, figures = [e for e in search.tried if not search.is_match(e)], search.figures
+    others.sort(key=lambda e: max(map(Figure.distance, figures, e["value"])))
+    nearest = []
+    for entry in others[:NUM_NEAREST]:
+        ratios = [value / figure.value - 1 for figure, value in zip(figures, entry["value"])]
+        apart = ", ".join(f"{100 * ratio:+.2f} %" for ratio in ratios)
+        nearest.append(shown(entry) | {"difference": apart})
+    return nearest
+
+
+def describe(search: Search, num_matches: int, expected: float) -> str:
+    """Assess the matches, or say why nothing matches."""
+    tried, figures = search.tried, search.figures
+    fits = "values would round to it" if len(figures) == 1 else "settings would fit all figures"
+    by_chance = f"{expected:.2g} of {len(tried):,} {fits} by chance."
+    if num_matches > 1:
+        by_chance += " Several values match: more figures from the same source can decide."
+    if num_matches:
+        return by_chance
+    left = "a setting not tried (--max-tokens N tries more), " if search.left_out else ""
+    if len(figures) > 1:
+        rest = "or figures of different settings: search for each of them separately"
+        return f"No setting tried explains all figures: {left}{rest}."
+    ppls = [entry["value"][0] for entry in tried if entry["average"] == "perplexity"]
+    place = f"perplexities per token are from {min(ppls):.4g} to {max(ppls):.4g}"
+    rest = "another unit, layout or split of the text, precision or model"
+    return f"No setting tried rounds to {figures[0].printed}; {place}: {left}{rest}. {by_chance}"
