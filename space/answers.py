@@ -1,5 +1,6 @@
 """What the page is told of a score: plain values, from which its script draws."""
 
+import functools
 import math
 import re
 from collections.abc import Sequence
@@ -22,15 +23,14 @@ from perplexity_sliding.views.text import (
 from .landmarks import Landmark, is_foreign, verdict
 from .models import BUNDLED, ROUNDED
 from .protocols import guide
+from .samples import FOLDER
 from .service import Scored
 
 ENDLESS = 1e9  # JSON has no infinity
 CONFIDENCE = 0.975  # two-sided 95 %
-# Other tokens of one or two Latin letters begin a longer word, and are shown so.
-SHORT_WORD = re.compile(
-    "a|i|o|ah|am|an|as|at|be|by|do|go|he|if|in|is|it|me|my|no|of|oh|on|or|so|to|up|us|we",
-    re.IGNORECASE,
-)
+WORD = re.compile(r"[^\W\d_]{2,}(?:[’'][a-z]+)*")
+ENGLISH = ("gate", "list", "news", "opening", "portrait", "rhyme", "story", "technical")  # samples
+LONGEST_WORD = 40  # characters before a piece that may begin its word
 FOREIGN = "It has read English only; this looks like another language."
 
 
@@ -71,7 +71,9 @@ def text_data(scored: Scored) -> dict:
     pieces = [text[segment.start : segment.end] for segment in segments]
     nll = scored.tokens["nll"]
     colours = [piece_colour(nll, segment, piece) for segment, piece in zip(segments, pieces)]
-    return token_data(scored, segments) | {
+    data = token_data(scored, segments)
+    return data | {
+        "alternatives": data["alternatives"] and expected_words(scored, data["alternatives"]),
         "pieces": {"text": text, **piece_columns(pieces, colours)},
         "before": utf16_length(scored.settings.context),
         "slides": guide(scored.settings.protocol).slides,
@@ -79,6 +81,33 @@ def text_data(scored: Scored) -> dict:
         "stride": scored.settings.stride,
         "averaged": averages_tokens(scored),
     }
+
+
+def expected_words(scored: Scored, alternatives: Sequence) -> list:
+    """Return what was expected at each token in words, with its probabilities."""
+    starts = [offset[0] if offset else 0 for offset in scored.tokens["offsets"]]
+    return [
+        tops and [[as_word(piece, scored.whole, at), share] for piece, share in tops]
+        for at, tops in zip(starts, alternatives)
+    ]
+
+
+def as_word(piece: str, text: str, at: int) -> str:
+    """Write what was expected at a character as a word: after its beginning, and open where it may go on.
+
+    No tokenizer says whether a piece is whole: words of the samples are, other letters may go on.
+    """
+    has_case = piece[:1].lower() != piece[:1].upper()  # else words may stand without spaces
+    before = text[max(0, at - LONGEST_WORD) : at] if has_case else ""
+    word = re.search(r"[^\W\d_]*$", before)[0] + piece.strip()
+    is_whole = word.lower() in known_words() or not (word.isascii() and word.isalpha())
+    return (word if is_whole else f"{word}…") or piece
+
+
+@functools.cache
+def known_words() -> frozenset[str]:
+    texts = ((FOLDER / f"{stem}.txt").read_text(encoding="utf-8") for stem in ENGLISH)
+    return frozenset({"a", "i", "o"}.union(*(WORD.findall(text.lower()) for text in texts)))
 
 
 def averages_tokens(scored: Scored) -> bool:
@@ -113,10 +142,12 @@ def interval_of(scored: Scored) -> Sequence[float] | None:
 def worst_word(scored: Scored) -> dict | None:
     """Return the word that surprised most per token, its chance and what was expected."""
     worst = next(iter(most_surprising([scored], 1)), None)
-    expected = worst and worst.expected and worst.expected[0]
-    is_short = bool(expected) and re.fullmatch("[A-Za-z]{1,2}", expected)
-    if is_short and not SHORT_WORD.fullmatch(expected):
-        expected += "…"
+    expected = None
+    if worst and worst.expected:
+        segments, text = text_segments(scored)
+        segment = segments[worst.piece]
+        piece, _ = scored.tokens["alternatives"][segment.first][0]
+        expected = as_word(piece, text, segment.start)
     return worst and {
         "word": worst.word,
         "piece": worst.piece,

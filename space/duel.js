@@ -2,7 +2,7 @@
    The rounds come from duel.json; what is played stays in the player's browser. */
 const DUEL_KEPT = "perplexity-sliding-duel", GAPS = 10, OPTIONS = 6;
 const TAP = 5, MOST_TAPS = 3; // each tap makes an option five times as likely
-const DAY_MS = 86_400_000, SURE = 0.5, CHANCE = 1 / OPTIONS;
+const DAY_MS = 86_400_000;
 const asPercent = (share) =>
   (share >= 0.995 ? "99" : share >= 0.01 ? (100 * share).toFixed(0) : "< 1") + " %";
 const asWord = (n) => ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"][n];
@@ -23,24 +23,16 @@ const perplexityOf = (shares) =>
   Math.exp(-shares.reduce((sum, share) => sum + Math.log(share), 0) / shares.length);
 
 /* Everything about the words that were played: what both gave to each, and who gave more. */
+const isYours = ({ you, model }) => you > model;
 function scoreDuel({ gaps, known, bets }) {
   const words = bets.map((bet, n) => {
     const { options, answer } = gaps[n];
     const you = betOf(tapsOf(bet))[answer], model = chancesOf(gaps[n][known])[answer];
     return { word: options[answer], you, model };
   });
-  const yours = words.filter(({ you, model }) => you > model).length;
+  const yours = words.filter(isYours).length;
   return { words, you: yours, model: words.length - yours };
 }
-
-/* A square for each word: how much was put on it; on the page drawn, as not all devices have it. */
-const SQUARES = {
-  "🟩": { ground: "#2f8f4e", sign: "✓", ink: "#ffffff" },
-  "🟨": { ground: "#ffd84a", sign: "~", ink: "#1b2330" },
-  "⬛": { ground: "#39404f", sign: "×", ink: "#ffffff" },
-};
-const squareOf = (share) => (share >= SURE ? "🟩" : share >= 0.99 * CHANCE ? "🟨" : "⬛");
-const squaresOf = (words, who) => words.map((word) => squareOf(word[who])).join("");
 
 /* --- what is kept, in this browser alone --- */
 
@@ -121,14 +113,14 @@ function startDuel(number, beat, known = "whole") {
 }
 
 function introduce(number, beat) {
-  const { title, language } = rounds[number - 1], begin = button("Begin", () => startDuel(number, beat), "main");
+  const { title, language } = rounds[number - 1], begin = button("Begin", () => startDuel(number, beat), "main go");
   const bets = readBets(`${number}-whole`);
   if (bets.length) return startDuel(number, beat);
   const friend = beat === null ? [] : [paragraph("beat", `A friend sent you this, and won ${asWord(beat)} of ten.`)];
   const keys = matchMedia("(pointer: coarse)").matches ? "" : "Keys 1 to 6 tap, Enter goes on. ";
   const tongue = language === "English" ? "" : ` ${language}, which this machine never read.`;
-  show(`${title}`,
-    make("p", "lead", "Ten words of a text are hidden. For each, you and a language model bet on six."), ...friend,
+  show("",
+    make("p", "lead", `Ten words of “${title}” are hidden. For each, you and a language model bet on six.`), ...friend,
     make("p", "", `Tap the word that you think comes next; tap again, up to three times, to bet more. Who puts more on the word that came, wins it.${tongue}`),
     make("p", "quiet", `${keys}A minute or two. Your bets stay in this browser.`), begin);
   begin.focus();
@@ -228,7 +220,8 @@ const lastWords = (text, at, count) => text.slice(0, at).trim().split(" ").slice
 
 /* The text up to a gap, with what was played in it; five words before it where more are not known. */
 function textSoFar(duel, number, isShown) {
-  const { text } = duel.round, gap = duel.gaps[number], line = make("p", "passage");
+  const { text } = duel.round, gap = duel.gaps[number];
+  const line = make("p", gap.at > LARGE && duel.known === "whole" ? "passage" : "passage short");
   line.tabIndex = 0;
   line.setAttribute("role", "group");
   line.setAttribute("aria-label", "The text up to the hidden word");
@@ -240,7 +233,7 @@ function textSoFar(duel, number, isShown) {
   const { words } = scoreDuel(duel);
   let from = 0;
   duel.gaps.slice(0, number).forEach((past, n) => {
-    line.append(text.slice(from, past.at), make("b", words[n].you > words[n].model ? "you" : "its", words[n].word));
+    line.append(text.slice(from, past.at), make("b", isYours(words[n]) ? "you" : "its", words[n].word));
     from = past.at + words[n].word.length;
   });
   line.append(text.slice(from, gap.at), mark);
@@ -256,17 +249,10 @@ function showResult(duel) {
   heading.tabIndex = -1;
   const mine = perplexityOf(words.map((word) => word.you)), its = perplexityOf(words.map((word) => word.model));
   const squares = make("div", "squares");
-  for (const [who, name] of [["you", "you"], ["model", "machine"]]) {
-    const line = paragraph("", ...words.map((word) => {
-      const { ground, sign, ink } = SQUARES[squareOf(word[who])], square = make("i", "", sign);
-      Object.assign(square.style, { background: ground, color: ink });
-      return square;
-    }), make("span", "", name));
-    line.setAttribute("role", "img");
-    line.setAttribute("aria-label", `${squaresOf(words, who)} ${name}`);
-    squares.append(line);
-  }
-  squares.append(make("p", "quiet", "✓ green: half or more on the word that came. ~ yellow: no less than chance. × black: less."));
+  const line = paragraph("", ...words.map((word) => (isYours(word) ? make("i", "you", "✓") : make("i", "its", "×"))));
+  line.setAttribute("role", "img");
+  line.setAttribute("aria-label", words.map((word) => `${word.word}: ${isYours(word) ? "yours" : "the machine’s"}`).join(", "));
+  squares.append(line, make("p", "quiet", `The ten words of “${round.title}”: ✓ yours, × the machine’s.`));
   const explained = make("p", "", `Your perplexity was ${number2(mine)}, the machine’s ${number2(its)}: ` +
     "as if each of you had chosen every time among so many equally likely words. " +
     "Lower is better; never betting on any of the six gives 6, and betting high on a wrong one costs most.");
@@ -278,8 +264,7 @@ function showResult(duel) {
   const again = button("Play it again", () => { keepBets(duel.name, []); startDuel(number, beat, known); });
   const row = make("p", "row");
   row.append(...more, another, again);
-  const parts = [heading, ...friend, squares, explained, row];
-  show(round.title, ...parts);
+  show("", heading, ...friend, squares, explained, row);
   heading.focus({ preventScroll: true });
   drawDuel(duel, result).then((picture) => {
     if (!squares.isConnected) return;
@@ -290,29 +275,26 @@ const number2 = (value) => value.toFixed(2);
 
 function message({ number, known }, { you, model, words }) {
   const how = known === "five" ? ", with five words before each" : "";
-  return `Guessing ten hidden words${how}: me ${you}, the machine ${model}.\n${squaresOf(words, "you")} me\n` +
-    `${squaresOf(words, "model")} the machine\nYour turn: ${duelLink(number, you)}`;
+  const squares = words.map((word) => (isYours(word) ? "🟦" : "🟧")).join("");
+  return `Guessing ten hidden words${how}: me ${you}, the machine ${model}.\n${squares}\nYour turn: ${duelLink(number, you)}`;
 }
 
 async function drawDuel({ round }, { you, model, words }) {
-  const { canvas, draw } = await beginCard(), { margin, height } = CARD, size = 92;
-  write(draw, `Me ${you}, the machine ${model}`, margin, 130, 72, { weight: 700 });
-  write(draw, `Ten hidden words of “${round.title}”`, margin, 186, 30, { ink: "#566074" });
-  for (const [row, who, name] of [[0, "you", "me"], [1, "model", "the machine"]]) {
-    const y = 226 + row * 138;
-    words.forEach((word, n) => {
-      const { ground, sign, ink } = SQUARES[squareOf(word[who])];
-      draw.fillStyle = ground;
-      draw.beginPath();
-      draw.roundRect(margin + n * (size - 6), y, size - 16, size - 16, 12);
-      draw.fill();
-      draw.textAlign = "center";
-      write(draw, sign, margin + n * (size - 6) + size / 2 - 8, y + 53, 44, { weight: 700, ink });
-      draw.textAlign = "start";
-    });
-    write(draw, name, margin + GAPS * (size - 6) + 4, y + 52, 30, { weight: 600 });
-  }
-  write(draw, `Your turn: ${shortAddress()}`, margin, height - 44, 30, { ink: "#3b4fc4", weight: 600 });
+  const { canvas, draw } = await beginCard(), { margin, height, width } = CARD;
+  const step = (width - 2 * margin + 12) / GAPS, size = step - 12, y = 262;
+  write(draw, `Me ${you}, the machine ${model}`, margin, 130, 84, { weight: 700 });
+  write(draw, `Ten hidden words of “${round.title}”`, margin, 196, 34, { ink: "#566074" });
+  words.forEach((word, n) => {
+    draw.fillStyle = isYours(word) ? "#3b4fc4" : "#b5530f";
+    draw.beginPath();
+    draw.roundRect(margin + n * step, y, size, size, 14);
+    draw.fill();
+    draw.textAlign = "center";
+    write(draw, isYours(word) ? "✓" : "×", margin + n * step + size / 2, y + size / 2 + 20, 58, { weight: 700, ink: "#ffffff" });
+    draw.textAlign = "start";
+  });
+  write(draw, "✓ mine, × the machine’s", margin, y + size + 62, 34, { ink: "#566074" });
+  write(draw, `Your turn: ${shortAddress()}`, margin, height - 56, 40, { ink: "#3b4fc4", weight: 600 });
   return finish(canvas);
 }
 

@@ -165,7 +165,8 @@ class Editor {
     const word = this.element(n).getBoundingClientRect(), box = tip.getBoundingClientRect();
     const isBelow = word.bottom + TIP_GAP + box.height < innerHeight;
     const top = isBelow ? word.bottom + TIP_GAP : word.top - TIP_GAP - box.height;
-    tip.style.left = `${clamp(word.left, 8, Math.max(8, innerWidth - box.width - 8))}px`;
+    const { clientWidth } = document.documentElement; // without the bar that scrolls the page
+    tip.style.left = `${clamp(word.left, 8, Math.max(8, clientWidth - box.width - 8))}px`;
     tip.style.top = `${Math.max(8, top)}px`;
   }
 
@@ -194,6 +195,7 @@ class Editor {
     if (!element) return;
     const top = element.offsetTop - area.scrollTop;
     if (top < 0 || top > area.clientHeight - 40) area.scrollTop = element.offsetTop - 60;
+    stage.scrollIntoView({ block: "nearest", behavior: still() ? "auto" : "smooth" });
     element.classList.add("lit");
     setTimeout(() => element.classList.remove("lit"), 1600);
     this.tellPiece(n);
@@ -358,10 +360,10 @@ class Editor {
     this.preview = null;
     this.laid.restyleAll();
     this.place();
-    const [from, first, end] = this.data.windows[this.now];
-    const count = `Window ${fmt(this.now + 1)} of ${fmt(this.data.windows.length)}`;
-    const forgot = from > 0 ? " It has forgotten everything before here." : "";
-    say(`${count}: it reads ${tokens(end - from)} and guesses ${fmt(end - first)}.${forgot}`);
+    const [from, first] = this.data.windows[this.now];
+    const forgot = from > 0 ? "; all before is forgotten" : "";
+    say(`Window ${fmt(this.now + 1)} of ${fmt(this.data.windows.length)}: the band is all that the model sees. ` +
+      `It guesses the bluer part${forgot}.`);
     const element = this.element(this.pieceOf[first]);
     if (!element) return;
     const top = element.offsetTop - area.scrollTop;

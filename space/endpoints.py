@@ -14,9 +14,11 @@ import gradio as gr
 from gradio.utils import get_function_description
 
 from perplexity_sliding.views.comparison import comparison_view
+from perplexity_sliding.views.text import number
 
 from .answers import score_answer
 from .calls import python_call, shell_call
+from .intervals import FEWEST_PARTS
 from .jobs import Job, OverBudget, Stopped, Update, follow
 from .limits import FAULT, Refused
 from .memory_view import memory_view
@@ -26,6 +28,8 @@ from .service import Compared, Scored, Service
 from .settings import Settings
 from .sharing import citation, digest, plain, sentence, token_table, word_table
 from .tools_view import tools_view
+
+TOO_LITTLE = "too little text to tell"  # the metric's verdict without an interval
 
 logger = logging.getLogger(__name__)
 
@@ -252,6 +256,13 @@ def page_calls(service: Service) -> dict[str, Callable]:
         settings = read_settings(asked | {"model": asked.get("other")})
         reference = read_settings(asked).model
         compared = service.compare(asked.get("text"), settings, reference, job, clip=True)
+        scored, comparison = compared.scored, compared.pair.comparison
+        needed, there = FEWEST_PARTS * scored.window, len(scored.tokens["tokens"])
+        if comparison["verdict"] == TOO_LITTLE and there < needed:
+            comparison["summary"] = (
+                "This text is too short to tell which of the two is better. That takes about "
+                f"{needed:,} tokens, {number(needed / there, 2)} times as many as it has."
+            )
         return {"html": comparison_view(compared.pair)}
 
     def cite(asked: dict, job: Job) -> dict:

@@ -1,6 +1,7 @@
 /* The page: what was chosen, what is scored, and what is said about it. */
 const SETTINGS = ["model", "window", "stride", "start", "protocol"];
-const KEPT = "perplexity-sliding", TYPED_MS = 150, CHARACTERS_A_MS = 100, FEWEST_COMPARED = 4, MILLION = 1e6;
+const KEPT = "perplexity-sliding", TYPED_MS = 150, CHARACTERS_A_MS = 100, MILLION = 1e6;
+const WIDEST = 10; // times as large as the lower end of an interval that says something
 const COLOURS = {
   surprise: "surprise", rank: "rank of the guess", context: "tokens before it", window: "window",
 };
@@ -48,6 +49,12 @@ async function score() {
   const answer = await line.ask(asked);
   if (!answer || asked.text !== area.value) return null;
   showScore(answer);
+  const { window, longest, model } = answer.settings;
+  if (state.window > window) {
+    showBusy(`A window of ${fmt(state.window)} tokens was asked for, but ${model} reads ${fmt(longest)} at most: the ` +
+      `number is of ${fmt(window)}.`);
+    state.window = window;
+  }
   if (hasArrived) glide();
   hasArrived = false;
   followAddress();
@@ -85,8 +92,13 @@ area.addEventListener("input", ({ inputType }) => {
   resetTwice();
   changed();
 });
-// The first words are there to be replaced: who comes to them selects them.
-area.addEventListener("focus", () => { if (!isAsked) area.select(); }, { once: true });
+// The first words are there to be replaced: who comes to them selects them, but for a finger on a word.
+area.addEventListener("focus", () => {
+  if (!isAsked && !matchMedia("(pointer: coarse)").matches) area.select();
+}, { once: true });
+area.addEventListener("click", ({ clientX, clientY }) => {
+  if (!isAsked && editor.under(clientX, clientY) < 0) area.select();
+});
 
 /* --- what is said about it --- */
 
@@ -109,7 +121,11 @@ function showScore(answer) {
 const inFigures = (value, figures = number(value)) => (value > MILLION ? "more than a million" : figures);
 
 /* The ± as the two ends between which it lies: it is no symmetric one. */
-function giveOrTake({ interval }) {
+function giveOrTake({ perplexity, interval, text }) {
+  if (text.averaged && !(interval?.[1] <= WIDEST * interval?.[0])) {
+    const roughly = perplexity > MILLION ? "" : `, roughly ${fmt(Number(perplexity.toPrecision(1)))}`;
+    return `${roughly}: too short to say more`;
+  }
   if (!interval) return "";
   const [low, high] = interval.map((end) => inFigures(end, fmt(Number(end.toPrecision(3)))));
   return `, give or take: ${low === high ? low : `${low} to ${high}`}`;
@@ -237,7 +253,7 @@ async function forget() {
   editor.step(answer.text.windows.length - 1);
   const { means: [, second] } = halves(answer, half);
   const end = second > 1.5 * remembered ? "It has forgotten." : "To this model that makes little difference.";
-  say(`Its window is now ${tokens(window)}: the first time has fallen out of it, and what comes next ` +
+  say(`It now sees only the band, ${tokens(window)}: the first time has fallen out of it, and what comes next ` +
     `has a chance of ${oneInAll(second)}. ${end}`);
   twice.textContent = "Let it remember";
 }
@@ -276,7 +292,7 @@ function glide() {
   editor.play(1, clamp(5000 / windows.length, 150, 900), () => {
     editor.showWindow(false);
     area.scrollTop = 0;
-    say("Its window slid over the text: Play shows it again.");
+    say("The band was its window, all that the model sees; what lay before it was forgotten. Play shows it again.");
   });
 }
 
@@ -412,14 +428,13 @@ for (const name of SETTINGS) {
     if (!["window", "stride"].includes(name)) return choose({ [name]: value || null });
     return choose({ [name]: Number(value) });
   });
-  const wrong = make("p", "alert"), cell = make("div"), label = byId(name).parentElement;
+  const wrong = make("p", "alert");
   wrong.id = `${name}-wrong`;
   wrong.setAttribute("role", "alert");
-  label.replaceWith(cell);
-  cell.append(label, wrong);
+  byId("wrong").append(wrong);
 }
 
-/* Say beside a field what is wrong with it, "" for nothing. */
+/* Say below the fields what is wrong with one, "" for nothing. */
 function markWrong(field, words) {
   byId(`${field.id}-wrong`).textContent = words;
   for (const [name, value] of [["aria-invalid", "true"], ["aria-describedby", `${field.id}-wrong`]]) {

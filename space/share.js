@@ -24,10 +24,10 @@ async function beginCard() {
   return { canvas, draw };
 }
 
-function write(draw, text, x, y, size, { weight = 400, ink = "#1b2330" } = {}) {
+function write(draw, text, x, y, size, { weight = 400, ink = "#1b2330", most } = {}) {
   draw.font = `${weight} ${size}px Inter, system-ui, sans-serif`;
   draw.fillStyle = ink;
-  draw.fillText(text, x, y);
+  draw.fillText(text, x, y, most);
   return draw.measureText(text).width;
 }
 
@@ -64,6 +64,7 @@ function layCard(draw, size, lines) {
       word += draw.measureText(parts[k].part).width;
     }
     const begins = n === 0 || !parts[n - 1].part.trim();
+    if (part === "\n" && !rows.at(-1).length) continue; // no empty lines
     if (part === "\n" || (begins && x && x + word > most)) {
       if (rows.length === lines) {
         rows.at(-1).push({ part: " …", name: "", x, width: 0 });
@@ -82,9 +83,9 @@ function layCard(draw, size, lines) {
 
 async function drawCard() {
   const { canvas, draw } = await beginCard(), colours = lightColours(), { margin, width, height } = CARD;
-  const top = 32, room = 368, line = 1.5; // of the text
+  const top = 32, room = 396, line = 1.5; // of the text
   let laid, size;
-  for (size of [76, 64, 52, 42, 34, 28]) {
+  for (size of [128, 108, 88, 76, 64, 52, 42, 34, 28]) {
     laid = layCard(draw, size, Math.floor(room / (line * size)));
     if (!laid.isCut) break;
   }
@@ -99,11 +100,13 @@ async function drawCard() {
     }
     y += line * size;
   }
-  const wide = write(draw, inFigures(result.perplexity), margin, height - 130, result.perplexity > MILLION ? 72 : 96, { weight: 700 });
-  write(draw, "perplexity", margin + wide + 20, height - 130, 30, { ink: "#566074" });
-  const { worst } = result, told = worst ? `Biggest surprise: “${worst.word}”, ${worst.odds}` : result.verdict;
-  write(draw, told, margin, height - 78, 30, { weight: 600 });
-  write(draw, `And your words? ${shortAddress()}`, margin, height - 34, 26, { ink: "#3b4fc4", weight: 600 });
+  const isWords = result.perplexity > MILLION, { worst } = result;
+  const wide = write(draw, inFigures(result.perplexity), margin, 524, isWords ? 48 : 96, { weight: 700 });
+  write(draw, "perplexity", margin, 560, 26, { ink: "#566074" });
+  const beside = margin + Math.max(wide, 140) + 48, most = width - margin - beside;
+  write(draw, result.verdict, beside, 480, 30, { weight: 600, most });
+  if (worst) write(draw, `Biggest surprise: “${worst.word}”, ${worst.odds}`, beside, 524, 30, { most });
+  write(draw, `And your words? ${shortAddress()}`, margin, height - 26, 26, { ink: "#3b4fc4", weight: 600 });
   draw.fillStyle = "#a3271b";
   draw.fillRect(0, 0, width, 12);
   return finish(canvas);

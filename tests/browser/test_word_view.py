@@ -70,7 +70,7 @@ def test_the_first_screen_is_ones_words_a_number_and_two_buttons(page):
     page.click("#text")
     page.keys("Hi there")
     page.until(lambda: page.text == "Hi there", "the first words are not replaced")
-    assert page.scored() != "" and "give or take" in page.told("#give")
+    assert page.scored() != "" and "roughly" in page.told("#give")
 
 
 @pytest.mark.parametrize("text", ["One", "It was the best of times.", STORY * 3])
@@ -284,7 +284,7 @@ def test_one_glide_from_the_second_window_on(browser, url):
             page.until(lambda: page.told("#play") == "Play")
         again = list(filter(is_window, page.script("return said")))
     assert windows[0].startswith("Window 2 of")
-    assert all("It has forgotten everything before here." in said for said in windows)
+    assert all("all before is forgotten" in said for said in windows)
     assert [said.startswith("Window 2 of") for said in again].count(True) == 1
     emulate(browser)
 
