@@ -34,8 +34,9 @@ def _import_metric() -> type:
     own, found = _find_beside(), _find_importable()
     package = own or found or _fetch()
     for folder in filter(None, (package, found)):
-        text = (folder / "about.py").read_text("utf-8")
-        [version] = re.findall(r'^VERSION = "(.+)"', text, re.M)
+        text = (folder / "__init__.py").read_text("utf-8")
+        found_version = re.search(r'^__version__ = "(.+)"', text, re.M)
+        version = found_version[1] if found_version else "0.2.0 or older"
         if version != _VERSION:
             raise ImportError(
                 f"The metric {__file__} has version {_VERSION}, but its package {folder} has version "
@@ -86,7 +87,7 @@ def _find_importable() -> Path | None:
 
 
 def _is_package(folder: Path) -> bool:
-    return all((folder / name).is_file() for name in ("__init__.py", "about.py", "metric.py"))
+    return all((folder / name).is_file() for name in ("__init__.py", "metric.py"))
 
 
 def _fetch() -> Path:

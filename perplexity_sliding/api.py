@@ -1,49 +1,60 @@
-"""The pipeline of `compute`: check, open, plan, run, report."""
+"""The pipeline of `compute`: check, open, plan, score, report."""
 
+import json
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from inspect import cleandoc, signature
+from inspect import cleandoc
+from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from .arguments import (
     ARGUMENTS,
+    CHATS,
+    REQUIRED,
+    SEVERAL,
+    WORD_LIST,
     Setting,
+    check_combinations,
     check_names,
+    check_supported,
     check_texts,
     describe_arguments,
+    list_settings,
     read_once,
 )
 from .digests import TextsDigest
 from .engines.sources import (
+    ModelSource,
     OpenModels,
     WithoutAdapter,
+    check_model_source,
+    check_reference,
     compare_tokenizers,
     in_use_together,
     read_alike,
     smallest_limit,
 )
-from .errors import ArgumentError, Wording
+from .errors import ArgumentError, ArgumentTypeError, Wording, wording_of
 from .models.interface import EngineModel, ScoredModel
-from .plan.measurement import Columns, Measurement
-from .plan.parts import separate_chats
-from .plan.settings import Corpus, own_window, plan_settings
+from .plan.measurement import Corpus, Measurement, own_window, plan_settings
+from .plan.parts import Parts, check_parts, separate_chats
 from .plan.tokenization import Chat, Range
 from .plan.windows import ContextLimit
 from .protocols import DEFAULT_PROTOCOL
-from .request import Request, check_request
 from .results.contexts import expand_settings, total_contexts
 from .results.pairs import score_pair
-from .results.report import Comparison, Report, list_reports
-from .results.words import WordScoring
+from .results.report import Comparison, Report
+from .results.totals import ratio_of_perplexities
+from .results.words import WordScoring, check_words
 from .scoring.carried import StateReader, open_carrier, score_carried
 from .scoring.checkpoint import open_checkpoint
 from .scoring.distributed import Processes
-from .scoring.measures import Measure
+from .scoring.measures import TOKEN_MEASURES, TOP, Measure, token_measures
 from .scoring.runner import Progress, Session, Work, prepare_model, without_collecting
 
 
@@ -99,10 +110,6 @@ def compute(
     return compute_with(OpenModels(), locals())
 
 
-DEFAULTS = {
-    name: None if parameter.default is parameter.empty else parameter.default
-    for name, parameter in signature(compute).parameters.items()
-}
 if compute.__doc__:  # python -OO drops it
     compute.__doc__ = cleandoc(compute.__doc__).replace("    {arguments}", describe_arguments())
 
@@ -122,37 +129,111 @@ def compute_with(opened: OpenModels, arguments: dict) -> dict:
         with open_session(request, processes) as session:
             with open_models(opened, request, session) as models:
                 plan = make_plan(request, models)
-                scores = score(session, plan, models)
-            return report(plan, scores)
+                reports, cost = score(session, plan, models)
+            return report(plan, reports, cost)
 
 
 # --- check ----------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Request:
+    """The checked arguments of a call.
+
+    Attributes:
+        given: all arguments, by name.
+        texts: the texts; for chats, see `separate_chats`.
+        source: the model.
+        reference: the model to compare with, if any.
+        settings: the measurements; exactly one unless `gives_list`.
+        parts: the scored parts of each text; None for whole texts.
+        word_spans: the given words of each text; None if none are given.
+    """
+
+    given: Mapping[str, Any]
+    texts: list[str]
+    source: ModelSource
+    reference: ModelSource | None
+    settings: list[Setting]
+    gives_list: bool
+    parts: Parts | None
+    word_spans: list[list[tuple[int, int]]] | None
+
+    @property
+    def has_words(self) -> bool:
+        return self.given["words"] is not False
+
+
 def check(processes: Processes, arguments: dict) -> Request:
     """Check the arguments, and that they are the same in all processes; read iterators once."""
-    check_names(list(DEFAULTS), arguments)
-    given = {name: read_once(value) for name, value in (DEFAULTS | arguments).items()}
-    if given["predictions"] is None:
+    check_names(arguments)
+    given: dict[str, Any] = {
+        name: read_once(arguments.get(name, argument.default))
+        for name, argument in ARGUMENTS.items()
+    }
+    if given["predictions"] is None or given["predictions"] is REQUIRED:
         raise ArgumentError(
             "predictions",
             "be given: a list of at least one text, or add texts with `add_batch` first",
         )
     texts, chats = separate_chats(given["predictions"])
     texts = check_texts(texts)
+    for name, value in given.items():
+        ARGUMENTS[name].check(name, value)
+    check_token_columns(given["return_token_scores"])
+    settings, gives_list = list_settings(given)
+    word_spans = None if given["words"] is False else check_words(given["words"], texts)
+    forms = {SEVERAL: gives_list, CHATS: chats is not None, WORD_LIST: word_spans is not None}
+    check_combinations(given, [form for form, is_given in forms.items() if is_given])
+    lengths, longest = given["context_lengths"], settings[0].max_length
+    if lengths is not None:
+        check_supported("context_lengths", settings[0].protocol)
+        if not isinstance(lengths, str) and longest not in (None, max(lengths)):
+            raise ArgumentError(
+                "max_length",
+                "be left out with `context_lengths`, or equal its longest length",
+                got=f"{longest} and {max(lengths)}",
+            )
+    if given["carry"]:
+        check_supported("carry", settings[0].protocol)
+    parts = check_parts(given["contexts"], given["score_spans"], given["boundary"], texts, chats)
+    of_source = ("model_id", "model", "tokenizer", "device", "dtype", "model_kwargs")
+    source = check_model_source(ModelSource(**{name: given[name] for name in of_source}))
+    reference = check_reference(given["reference"], source)
+
+    def describe() -> str:
+        of_texts = sum(digest_texts(texts, parts), TextsDigest())
+        return str(TextsDigest.of(map(str, (of_texts, word_spans))))
+
     processes.agree(
-        lambda: str(TextsDigest.of(texts)),
-        "texts",
+        describe,
+        "texts, contexts, scored spans, messages and words",
         "The metric distributes the windows itself: pass all texts to every process, or leave out "
         "`distributed` to score the texts of each process separately.",
     )
-    request = check_request(texts, chats, given)
-    processes.agree(
-        lambda: request.digest,
-        "contexts, scored spans, messages and words",
-        "Pass the same to every process.",
-    )
-    return request
+    return Request(given, texts, source, reference, settings, gives_list, parts, word_spans)
+
+
+def check_token_columns(columns: object) -> None:
+    """Refuse what `return_token_scores` does not take."""
+    if isinstance(columns, bool):
+        return
+    known = f"{', '.join(TOKEN_MEASURES)}, and top5 or another number"
+    if isinstance(columns, str) or not isinstance(columns, Sequence):
+        raise ArgumentTypeError(
+            "return_token_scores",
+            f"be True, False, or a list of additional columns ({known})",
+            got=repr(columns),
+        )
+    for name in columns:
+        if name not in TOKEN_MEASURES and not TOP.fullmatch(str(name)):
+            raise ArgumentError("return_token_scores", f"contain only {known}", got=repr(name))
+
+
+def digest_texts(texts: list[str], parts: Parts | None) -> list[TextsDigest]:
+    """Digest each text with its scored part."""
+    lines = texts if parts is None else parts.describe_texts(texts)
+    return [TextsDigest.of([line]) for line in lines]
 
 
 # --- open -----------------------------------------------------------------------------------------
@@ -167,32 +248,23 @@ def open_session(request: Request, processes: Processes) -> Iterator[Session]:
         yield Session(int(given["batch_size"]), checkpoint, processes, given["callback"])
 
 
-@dataclass(frozen=True)
-class Models:
-    """The models of a call.
-
-    Attributes:
-        model: the measured model.
-        reference: the model to compare with, if any.
-    """
-
-    model: ScoredModel
-    reference: ScoredModel | None = None
-
-    @property
-    def compared(self) -> list[ScoredModel]:
-        """The model, and the reference if there is one."""
-        return [self.model] if self.reference is None else [self.model, self.reference]
-
-
 @contextmanager
-def open_models(opened: OpenModels, request: Request, session: Session) -> Iterator[Models]:
-    """Open the models of a request, and use them within the context."""
-    model = opened.open(request.source)
-    models = Models(model, open_reference(opened, request, model))
-    with in_use_together(models.compared):
+def open_models(
+    opened: OpenModels, request: Request, session: Session
+) -> Iterator[list[ScoredModel]]:
+    """Open the model of a request, and its reference if any, and use them within the context."""
+    models, source = [opened.open(request.source)], request.reference
+    if source is None or source.model_id is None:
+        opened.close("reference")
+    if source is not None and source.model_id is None and source.model is None:
+        models.append(WithoutAdapter.of(models[0]))
+    elif source is not None:
+        if source.model is not None and source.tokenizer is None:
+            source = replace(source, tokenizer=models[0].tokenizer)
+        models.append(opened.open(source))
+    with in_use_together(models):
         with session.checking():
-            for model in models.compared:
+            for model in models:
                 model.check()
                 model.probe = None
                 if request.given["identify"] or request.given["checkpoint"] is not None:
@@ -200,24 +272,7 @@ def open_models(opened: OpenModels, request: Request, session: Session) -> Itera
         yield models
 
 
-def open_reference(opened: OpenModels, request: Request, model: ScoredModel) -> ScoredModel | None:
-    """Open the reference, if any; a live reference uses the model's tokenizer by default."""
-    source = request.reference
-    if source is None or source.model_id is None:
-        opened.close("reference")
-    if source is None:
-        return None
-    if source.model_id is None and source.model is None:
-        return WithoutAdapter.of(model)
-    if source.model is not None and source.tokenizer is None:
-        source = replace(source, tokenizer=model.tokenizer)
-    return opened.open(source)
-
-
 # --- plan -----------------------------------------------------------------------------------------
-
-# The plan of each setting, or the error that refuses it.
-Planned = dict[Setting, Measurement | ValueError]
 
 
 @dataclass(frozen=True)
@@ -231,152 +286,119 @@ class CallPlan:
         carrier: reader that carries the model's state; None for separate windows.
         of_reference: the measurements planned with the reference's tokenizer; None if it reads the
             same tokens, or there is no reference.
-        own_windows: for each measurement, the window of each model alone.
     """
 
     request: Request
     corpus: Corpus
-    planned: Planned
+    planned: dict[Setting, Measurement | ValueError]
     measures: list[Measure]
     words: WordScoring | None
     carrier: StateReader | None
     of_reference: list[Measurement] | None
-    own_windows: list[tuple[int | None, ...]]
 
     @property
     def measurements(self) -> list[Measurement]:
-        """The accepted measurements."""
-        return list(accepted(self.planned).values())
+        """The measurements that are not refused."""
+        return [m for m in self.planned.values() if isinstance(m, Measurement)]
 
 
 @without_collecting()
-def make_plan(request: Request, models: Models, corpus: Corpus | None = None) -> CallPlan:
+def make_plan(
+    request: Request, models: Sequence[ScoredModel], corpus: Corpus | None = None
+) -> CallPlan:
     """Tokenize the texts, and plan the windows of every measurement.
 
     Raises:
         ValueError: the only measurement, or every measurement of a list, is refused.
     """
-    model, limit = models.model, smallest_limit(models.compared)
+    given, model, limit = request.given, models[0], smallest_limit(models)
     # These checks do not depend on the texts, so they precede the tokenization.
-    given = request.given
     carrier = open_carrier(model) if given["carry"] else None
     words = None
     if request.has_words:
         words = WordScoring.of(model, request.word_spans, given["word_correction"])
     if corpus is None:
-        corpus = Corpus(
-            model.tokenizer,
-            request.texts,
-            request.needs_characters,
-            request.parts,
-            given["detokenizer"],
-        )
+        # two tokenizers are compared by the characters of their tokens
+        has_tokens = given["return_token_scores"] is not False
+        with_offsets = has_tokens or request.has_words or len(models) > 1
+        detokenizer = given["detokenizer"]
+        corpus = Corpus(model.tokenizer, request.texts, with_offsets, request.parts, detokenizer)
     settings = expand_settings(corpus, limit, request.settings, given)
     planned = plan_settings(corpus, limit, settings, request.gives_list, request.has_words)
-    measured = accepted(planned)
-    if not model.gives_logits:  # nor the probability of what could follow a scored part
-        measured = {s: replace(m, borders=[[]] * len(m.borders)) for s, m in measured.items()}
-        planned |= measured
-    measures = request.measures()
+    for setting, measurement in planned.items():
+        if isinstance(measurement, ValueError):
+            continue
+        if not model.gives_logits:  # nor the probability of what could follow a scored part
+            measurement = replace(measurement, borders=[[]] * len(measurement.borders))
+        if len(models) > 1:
+            own = [own_window(one.tokenizer, one.limit, setting) for one in models]
+            measurement = replace(measurement, own_windows=own)
+            warn_of_cut_windows(measurement)
+        planned[setting] = measurement
+    columns = given["return_token_scores"]
+    measures = token_measures(() if isinstance(columns, bool) else columns)
     if words is not None:
         measures += [m for m in words.measures() if m not in measures]
-    return CallPlan(
-        request=request,
-        corpus=corpus,
-        planned=planned,
-        measures=measures,
-        words=words,
-        carrier=carrier,
-        of_reference=plan_reference(request, models, measured, limit),
-        own_windows=find_own_windows(models, measured),
-    )
-
-
-def accepted(planned: Planned) -> dict[Setting, Measurement]:
-    """Return the measurements that were not refused."""
-    return {s: m for s, m in planned.items() if isinstance(m, Measurement)}
+    of_reference = plan_reference(request, models, planned, limit) if len(models) > 1 else None
+    return CallPlan(request, corpus, planned, measures, words, carrier, of_reference)
 
 
 def plan_reference(
-    request: Request, models: Models, measured: dict[Setting, Measurement], limit: ContextLimit
+    request: Request,
+    models: Sequence[ScoredModel],
+    planned: Mapping[Setting, Measurement | ValueError],
+    limit: ContextLimit,
 ) -> list[Measurement] | None:
     """Plan the measurements for the reference; None if it reads the same tokens."""
-    if models.reference is None:
-        return None
+    measured = {s: m for s, m in planned.items() if isinstance(m, Measurement)}
     measurements = list(measured.values())
     parts = measurements[0].parts
     if parts is not None:
         parts = parts.as_read(measurements[0].texts, measurements[0].streams)
-    corpus = Corpus(
-        models.reference.tokenizer, request.texts, True, parts, request.given["detokenizer"]
+    model, reference = models
+    detokenizer = request.given["detokenizer"]
+    corpus = Corpus(reference.tokenizer, request.texts, True, parts, detokenizer)
+    of_reference: Any = list(plan_settings(corpus, limit, list(measured), False).values())
+    return (
+        None
+        if read_alike(model, reference, list(zip(measurements, of_reference)))
+        else of_reference
     )
-    of_reference = list(
-        accepted(plan_settings(corpus, limit, list(measured), keeps_refusals=False)).values()
-    )
-    if read_alike(models.model, models.reference, list(zip(measurements, of_reference))):
-        return None
-    return of_reference
 
 
-def find_own_windows(
-    models: Models, measured: dict[Setting, Measurement]
-) -> list[tuple[int | None, ...]]:
-    """Return the window of each model alone, for each measurement.
-
-    Both models read the smaller window.  Warn if that changes the numbers of the other model, which
-    happens for texts that do not fit into the window.
-    """
-    if models.reference is None:
-        return [()] * len(measured)
-    found = []
-    for setting, measurement in measured.items():
-        own = tuple(own_window(m.tokenizer, m.limit, setting) for m in models.compared)
-        cut = measurement.cut_for(own)
-        if cut:
-            window = measurement.plan.max_length
-            name = ("model", "reference")[cut[0]]
-            alone = "states no limit" if own[cut[0]] is None else f"reads {own[cut[0]]}"
-            warnings.warn(
-                Wording(
-                    f"The model and its `reference` are compared in windows of {window} tokens, "
-                    f"the most that both accept. Alone, the {name} {alone}, and has other numbers.",
-                    f"Pass `max_length={window}` to silence this warning.",
-                ),
-                stacklevel=2,
-            )
-        found.append(own)
-    return found
+def warn_of_cut_windows(measurement: Measurement) -> None:
+    """Warn if the smaller window, which both models read, changes the numbers of the other model."""
+    if cut := measurement.cut_models:
+        window, own = measurement.plan.max_length, measurement.own_windows[cut[0]]
+        name, alone = ("model", "reference")[cut[0]], "states no limit"
+        warnings.warn(
+            Wording(
+                f"The model and its `reference` are compared in windows of {window} tokens, "
+                f"the most that both accept. Alone, the {name} "
+                f"{alone if own is None else f'reads {own}'}, and has other numbers.",
+                f"Pass `max_length={window}` to silence this warning.",
+            ),
+            stacklevel=2,
+        )
 
 
-# --- run ------------------------------------------------------------------------------------------
+# --- score ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Scores:
-    """Scores from the forward passes of a call.
-
-    Attributes:
-        models: the models after the run.
-        work: the passes of the measurements.
-        columns: the scores of each pass.
-        comparisons: for each measurement, its comparison with the reference, if there is one.
-    """
-
-    models: Models
-    work: Work
-    columns: list[Columns]
-    comparisons: Sequence[Comparison | None]
-
-
-def score(session: Session, plan: CallPlan, models: Models) -> Scores:
+def score(
+    session: Session, plan: CallPlan, models: Sequence[ScoredModel]
+) -> tuple[list[Report], int]:
     """Score the texts.
+
+    Returns:
+        the measurements with their scores, and the number of tokens read for all of them.
 
     Raises:
         MemoryError, ValueError: a model cannot be used.
     """
-    request, measurements, measures = plan.request, plan.measurements, plan.measures
-    model, reference = models.model, models.reference
-    for one in models.compared:
+    request, corpus, measurements = plan.request, plan.corpus, plan.measurements
+    model = models[0]
+    for one in models:
         prepare_model(one, measurements if one is model else plan.of_reference or measurements)
         if isinstance(one, EngineModel):
             compare_tokenizers(one, measurements[0].texts)
@@ -384,70 +406,72 @@ def score(session: Session, plan: CallPlan, models: Models) -> Scores:
     work: Work
     if plan.carrier is not None:
         [measurement] = measurements
-        work, columns = score_carried(session, model, plan.carrier, measurement, measures)
-    elif reference is None:
+        work, columns = score_carried(session, model, plan.carrier, measurement, plan.measures)
+    elif len(models) == 1:
         # progress of a curve of context lengths shows its first and longest
         num_shown = None if request.gives_list else 1
-        work, columns = session.score([model], measurements, measures, num_shown)
+        work, columns = session.score([model], measurements, plan.measures, num_shown)
     else:
+        pair, margin = (model, models[1]), request.given["margin"]
         work, columns, comparisons = score_pair(
-            session,
-            (model, reference),
-            measurements,
-            plan.of_reference,
-            measures,
-            request.given["margin"],
+            session, pair, measurements, plan.of_reference, plan.measures, margin
         )
-    return Scores(models, work, columns, comparisons)
+    reports = []
+    for (measurement, of_windows, cost), of_borders, comparison in zip(
+        work.by_measurement(columns), work.of_borders(columns), comparisons
+    ):
+        protocol, parts = measurement.plan.protocol, request.parts
+        if parts is None or parts.chats is None:
+            digests = digest_texts(corpus.wordings(protocol), parts)
+        else:  # chats, as the tokenizer's template formats them
+            scored = (stream.scored_part for stream in measurement.streams)
+            lines = [[t, p.longer or p.spans] for t, p in zip(measurement.texts, scored)]
+            digests = [TextsDigest.of([json.dumps(line)]) for line in lines]
+        reports.append(
+            Report(
+                model=model,
+                measurement=measurement,
+                scores=of_windows,
+                cost=cost,
+                word_counts=corpus.count_words(protocol),
+                text_digests=digests,
+                comparison=comparison,
+                borders=of_borders,
+                word_scoring=plan.words,
+                detokenizer=corpus.name_detokenizer(protocol),
+            )
+        )
+    return reports, sum(work.costs)
 
 
 # --- report ---------------------------------------------------------------------------------------
 
 
-def report(plan: CallPlan, scores: Scores) -> dict:
+@without_collecting()
+def report(plan: CallPlan, reports: Sequence[Report], cost: int) -> dict:
     """Build the result of the call; see the metric's documentation."""
-    request, given = plan.request, plan.request.given
-    with without_collecting():
-        reports = make_reports(plan, scores)
-        if request.gives_list:
-            measurements = list_reports(plan.planned, reports, given)
-            first = next(entry for entry in measurements if "error" not in entry)
-            together = {"num_forward_tokens": sum(scores.work.costs)}
-            return first | together | {"measurements": measurements}
+    given = plan.request.given
+    if not plan.request.gives_list:
         result = reports[0].result(given)
-    if given["context_lengths"] is None:
+        if given["context_lengths"] is not None:
+            totals = total_contexts(reports, cost)
+            if given["return_totals"]:
+                result["long_context_totals"] = totals
+            if totals.are_enough or not given["return_totals"]:
+                result |= totals.result()
         return result
-    totals = total_contexts(reports, sum(scores.work.costs))
-    if given["return_totals"]:
-        result["long_context_totals"] = totals
-    if totals.are_enough or not given["return_totals"]:
-        result |= totals.result()
-    return result
-
-
-def make_reports(plan: CallPlan, scores: Scores) -> list[Report]:
-    """Collect the scores of each measurement from the passes."""
-    request, work, corpus = plan.request, scores.work, plan.corpus
-    return [
-        Report(
-            model=scores.models.model,
-            measurement=measurement,
-            scores=of_windows,
-            cost=cost,
-            word_counts=corpus.count_words(measurement.plan.protocol),
-            text_digests=request.digests_as_read(
-                measurement, corpus.wordings(measurement.plan.protocol)
-            ),
-            comparison=comparison,
-            borders=of_borders,
-            word_scoring=plan.words,
-            detokenizer=corpus.name_detokenizer(measurement.plan.protocol),
-            own_windows=own_windows,
-        )
-        for (measurement, of_windows, cost), of_borders, comparison, own_windows in zip(
-            work.by_measurement(scores.columns),
-            work.of_borders(scores.columns),
-            scores.comparisons,
-            plan.own_windows,
-        )
-    ]
+    waiting = iter(reports)
+    entries: list[dict] = []
+    for setting, outcome in plan.planned.items():
+        if isinstance(outcome, ValueError):
+            given_as = {"max_length": setting.max_length, "stride": setting.stride}
+            refused = {"protocol": setting.protocol.name} | given_as
+            entries.append(refused | {"error": wording_of(outcome)})
+            continue
+        own = next(waiting)
+        entries.append(own.result(given))
+        if own is not reports[0]:
+            ratio = ratio_of_perplexities(own.totals, reports[0].totals)
+            entries[-1]["ratio_to_first"] = ratio
+    first = next(entry for entry in entries if "error" not in entry)
+    return first | {"num_forward_tokens": cost, "measurements": entries}

@@ -3,17 +3,18 @@
 The metric's documentation, the settings of a measurement and the command line's options are made
 from the table.  To add an argument, write its row and its place in `compute`'s signature; then it is
 checked, documented and, with `option` and `group`, an option of the command line.  One that changes a
-measurement, as `stride` does, is a setting: `kept="setting"`, a field of `Setting`, a name in the
+measurement, as `stride` does, is a setting: `is_setting=True`, a field of `Setting`, a name in the
 `supported_arguments` of the protocols that know it, and the line that reads it, such as one in
-`Measurement.nll_of`.  With `kept="signed"` the signature names it as well where it is given.
+`Measurement.nlls_to_average`.  With `in_signature=True` the signature names it where it is given.
 
 This module must not import slow modules: the command line reads it before torch is imported.
 """
 
 import re
 import textwrap
+import unicodedata
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import product
@@ -26,8 +27,6 @@ from typing import Any, Literal
 
 from .errors import ArgumentError, ArgumentTypeError, TextsError, Wording, name_positions
 from .protocols import DEFAULT_PROTOCOL, PROTOCOLS, Protocol
-
-LINE = 100  # columns of the documentation
 
 # --- kinds of values ------------------------------------------------------------------------------
 
@@ -43,18 +42,17 @@ class Anything:
     text: str | None = None
 
     def check(self, name: str, value: object) -> None:
-        """Accept the value."""
+        pass
 
 
 @dataclass(frozen=True)
 class WholeNumber:
-    """A whole number of at least `low`, or a list of such where `several` are allowed."""
+    """A whole number of at least `low`; where `several` are allowed, also a list of such and of None."""
 
     low: int
     several: bool = False
 
     def check(self, name: str, value: object) -> None:
-        """Refuse other types and smaller numbers; None in a list stands for the default."""
         is_list = self.several and isinstance(value, list | tuple)
         for each in value if is_list else [value]:  # type: ignore[attr-defined]
             if not (is_list and each is None):
@@ -68,7 +66,6 @@ class WholeNumbers:
     low: int
 
     def check(self, name: str, values: object) -> None:
-        """Refuse other types, smaller numbers and an empty list."""
         if isinstance(values, str) and values == "doubling":
             return
         must = f"be 'doubling' or a list of whole numbers of at least {self.low}"
@@ -87,7 +84,6 @@ class Choice:
     choices: tuple
 
     def check(self, name: str, value: object) -> None:
-        """Refuse a value that is not among the choices."""
         chosen = self.choices if isinstance(value, str) else [c for c in self.choices if c is value]
         if value not in chosen:
             shown = ", ".join(map(repr, self.choices))
@@ -102,7 +98,6 @@ class Being:
     holds: Callable[[Any], bool]
 
     def check(self, name: str, value: object) -> None:
-        """Refuse other values."""
         if not self.holds(value):
             raise ArgumentTypeError(name, self.must, got=repr(value))
 
@@ -116,7 +111,6 @@ class Number:
     hint: str = ""
 
     def check(self, name: str, value: object) -> None:
-        """Refuse other types and numbers outside this range."""
         below = "" if self.below == inf else f" and below {self.below}"
         must = f"be a number of at least {self.low}{below}{self.hint}"
         if isinstance(value, bool) or not isinstance(value, Real):
@@ -126,7 +120,6 @@ class Number:
 
 
 def check_whole_number(name: str, value: object, low: int) -> None:
-    """Refuse other types, and numbers below `low`."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise ArgumentTypeError(name, f"be a whole number of at least {low}", got=repr(value))
     if value < low:
@@ -142,6 +135,10 @@ def is_address(model_id: object) -> bool:
 
 
 REQUIRED = object()  # in the place of a default
+# Forms in which arguments are given, beside which others must be left out.
+SEVERAL = "a list of `protocol`, `max_length` or `stride`"
+CHATS = "chats"
+WORD_LIST = "a list of `words`"
 
 
 @dataclass(frozen=True)
@@ -156,8 +153,10 @@ class Argument:
         option: the help text of its command-line option; None if there is no such option.
         metavar: the name of the option's value in the help.
         group: the option's group in the help.
-        kept: "setting" if measurements of one call may differ in it, see `Setting`; "signed" if the
-            signature also names it where it is given.
+        is_setting: whether measurements of one call may differ in it; see `Setting`.
+        in_signature: whether the signature names it, where it is given, by its own name.
+        excludes: arguments, and forms of arguments, with which it must be left out.
+        needs: an argument without which it must be left out.
     """
 
     type: str
@@ -167,7 +166,10 @@ class Argument:
     option: str | None = None
     metavar: str | None = None
     group: Literal["measure", "models", "reference", "run", "words"] | None = None
-    kept: Literal["setting", "signed"] | None = None
+    is_setting: bool = False
+    in_signature: bool = False
+    excludes: tuple[str, ...] = ()
+    needs: str | None = None
 
     def check(self, name: str, value: object) -> None:
         """Refuse a value of another kind."""
@@ -178,11 +180,6 @@ class Argument:
 _PROTOCOLS = ", ".join(
     f'"{name}"' + " (the default)" * (name == DEFAULT_PROTOCOL) for name in PROTOCOLS
 )
-# Columns that `return_token_scores` may add.
-TOKEN_COLUMNS = ("rank", "entropy")
-BOUNDARIES = ("joint", "separate")
-DETOKENIZERS = ("wikitext",)
-CORRECTIONS = ("pimentel", "oh", "wordsprobability", "minicons", None)
 
 ARGUMENTS = {
     "predictions": Argument(
@@ -223,7 +220,7 @@ ARGUMENTS = {
         "score the first token: true, false, once, every",
         "CHOICE",
         group="measure",
-        kept="setting",
+        is_setting=True,
     ),
     "device": Argument(
         "str",
@@ -242,7 +239,7 @@ ARGUMENTS = {
         "window length in tokens; default: model's limit",
         "L,...",
         group="measure",
-        kept="setting",
+        is_setting=True,
     ),
     "stride": Argument(
         "int or list of int",
@@ -253,7 +250,7 @@ ARGUMENTS = {
         "tokens between window starts, 1 to L; default: L/2",
         "S,...",
         group="measure",
-        kept="setting",
+        is_setting=True,
     ),
     "model": Argument(
         "torch.nn.Module or vllm.LLM",
@@ -295,9 +292,8 @@ ARGUMENTS = {
         "bool or list of str",
         Anything(),
         False,
-        "also return the score of every token. A list selects additional columns: "
-        + ", ".join(f'"{name}"' for name in TOKEN_COLUMNS)
-        + ', and for example "top5" for the rank and the five most likely tokens.',
+        'also return the score of every token. A list selects additional columns: "rank", "entropy", '
+        'and for example "top5" for the rank and the five most likely tokens.',
     ),
     "protocol": Argument(
         "str or list of str",
@@ -309,7 +305,7 @@ ARGUMENTS = {
         f"{', '.join(PROTOCOLS)}; several, or all",
         "NAME,...",
         group="measure",
-        kept="setting",
+        is_setting=True,
     ),
     "callback": Argument(
         "callable",
@@ -357,10 +353,11 @@ ARGUMENTS = {
     ),
     "detokenizer": Argument(
         "str",
-        Choice(DETOKENIZERS),
+        Choice(("wikitext",)),
         None,
         "conversion of the texts before they are scored, by the rules of the protocol's tool if it has "
         'any: "wikitext", from WikiText\'s word-level form to prose. Words are those of the original.',
+        excludes=("`score_spans`", CHATS, WORD_LIST),
     ),
     "reference": Argument(
         "str, torch.nn.Module or dict",
@@ -384,6 +381,7 @@ ARGUMENTS = {
         "exit code 1 if worse by more: 0.01 is 1 %%",
         "X",
         group="reference",
+        needs="reference",
     ),
     "context_lengths": Argument(
         "list of int or str",
@@ -396,6 +394,7 @@ ARGUMENTS = {
         "compare windows of these lengths; or doubling",
         "C,...",
         group="measure",
+        excludes=("`contexts`", "`score_spans`", "`words`", CHATS, SEVERAL),
     ),
     "carry": Argument(
         "bool",
@@ -408,6 +407,10 @@ ARGUMENTS = {
         "positions are refused.",
         "read once, carrying the model's state",
         group="measure",
+        excludes=(
+            *("`reference`", "`context_lengths`", "`contexts`", "`score_spans`", "`words`"),
+            *(CHATS, SEVERAL),
+        ),
     ),
     "contexts": Argument(
         "str or list of str",
@@ -416,6 +419,7 @@ ARGUMENTS = {
         "context that is read before each text without being scored: one string for all texts, or "
         "one for each. All numbers are those of the texts alone. Nothing is inserted between the two: "
         "begin a text with the space that belongs there.",
+        excludes=("`score_spans`", CHATS),
     ),
     "score_spans": Argument(
         "list of lists of pairs",
@@ -423,10 +427,11 @@ ARGUMENTS = {
         None,
         "(start, end) pairs of the characters to score in each text, with end exclusive; the rest is "
         "read as context.",
+        excludes=(CHATS,),
     ),
     "boundary": Argument(
         "str",
-        Choice(BOUNDARIES),
+        Choice(("joint", "separate")),
         "joint",
         'how to score a token that spans the edge of a scored part: "joint" scores the whole token, '
         'with a warning; "separate" tokenizes context and text separately, so that no token spans '
@@ -434,6 +439,7 @@ ARGUMENTS = {
         "tokens at a context's edge: joint, separate",
         "NAME",
         group="measure",
+        needs="contexts",
     ),
     "words": Argument(
         "bool or list",
@@ -441,10 +447,11 @@ ARGUMENTS = {
         False,
         "also return the scores of words: True splits at white space; a list gives the words of each "
         "text, or the (start, end) characters of its words, with end exclusive.",
+        excludes=("`reference`",),
     ),
     "word_correction": Argument(
         "str or None",
-        Choice(CORRECTIONS),
+        Choice(("pimentel", "oh", "wordsprobability", "minicons", None)),
         "pimentel",
         'correction for the space between words: "pimentel" (Pimentel and Meister, 2024), "oh" (Oh '
         'and Schuler, 2024), "wordsprobability" or "minicons" for exactly the numbers of these '
@@ -452,23 +459,21 @@ ARGUMENTS = {
         "pimentel (default), oh, a package or none; implies --words",
         "NAME",
         group="words",
+        needs="words",
     ),
 }
 
 
 def describe_arguments() -> str:
     """Return the documentation of all arguments, in Google style."""
+    wrapper = textwrap.TextWrapper(100, break_on_hyphens=False, break_long_words=False)
+    wrapper.initial_indent, wrapper.subsequent_indent = " " * 4, " " * 8
     described = []
     for name, argument in ARGUMENTS.items():
         line, default = f"{name} ({argument.type}): {argument.help}", argument.default
         if default not in (None, REQUIRED) and "the default)" not in line:
-            line += (
-                f' Defaults to "{default}".'
-                if isinstance(default, str)
-                else f" Defaults to {default}."
-            )
-        wrapper = textwrap.TextWrapper(LINE, break_on_hyphens=False, break_long_words=False)
-        wrapper.initial_indent, wrapper.subsequent_indent = " " * 4, " " * 8
+            shown = f'"{default}"' if isinstance(default, str) else default
+            line += f" Defaults to {shown}."
         described.append(wrapper.fill(line))
     return "\n".join(described)
 
@@ -489,25 +494,28 @@ OTHER_NAMES = {
     "dtype": ("torch_dtype",),
     "reference": ("reference_model", "reference_model_id"),
 }
-# Arguments of `from_pretrained` that are passed in `model_kwargs`, by that name or another.
+# Arguments of `from_pretrained`, which are passed in `model_kwargs`.
 OF_FROM_PRETRAINED = (
     *("trust_remote_code", "revision", "token", "device_map", "attn_implementation", "subfolder"),
-    "quantization_config",
+    *("quantization_config", "load_in_8bit", "load_in_4bit"),
 )
+# Scripts without spaces between words: Thai to Tibetan, Burmese, Khmer, Chinese and Japanese.
+UNSPACED = re.compile(
+    "[\u0e00-\u109f\u1780-\u17ff\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uffef]"
+)
+CLITIC = re.compile(r"['’](?:d|ll|m|re|s|t|ve)\b", re.IGNORECASE)
 
 
-def check_names(known: Sequence[str], arguments: dict) -> None:
+def check_names(arguments: Iterable[str]) -> None:
     """Refuse unknown arguments, and suggest the closest known one."""
     for name in arguments:
-        if name in known:
+        if name in ARGUMENTS:
             continue
         close = [known for known, others in OTHER_NAMES.items() if name in others]
-        close += get_close_matches(name, known, n=1)
+        close += get_close_matches(name, ARGUMENTS, n=1)
         hint = "The texts are `predictions`, the model `model_id`; help(compute) lists the others."
         if name in OF_FROM_PRETRAINED:
             hint = f"Pass it as model_kwargs={{{name!r}: …}}."
-        elif name in ("load_in_8bit", "load_in_4bit"):
-            hint = "Pass model_kwargs={'quantization_config': BitsAndBytesConfig(…)}."
         elif close:
             hint = f"Did you mean `{close[0]}`?"
         raise TypeError(f"compute() got an unexpected keyword argument {name!r}. {hint}")
@@ -556,112 +564,30 @@ def check_texts(texts: Iterable[str], name: str = "predictions") -> list[str]:
     return texts
 
 
-# Arguments in which the measurements of one call may differ.
-SETTINGS = [name for name, argument in ARGUMENTS.items() if argument.kept is not None]
-
-
-@dataclass(frozen=True)
-class Setting:
-    """Settings of one measurement of a call: the arguments of `SETTINGS`, as given.
-
-    Attributes:
-        max_length, stride: None for the default of the protocol and the model.
-        window_argument: the argument that set `max_length`, for errors.
-    """
-
-    protocol: Protocol
-    max_length: int | None = None
-    stride: int | None = None
-    add_start_token: bool | str = True
-    window_argument: str = "max_length"
-
-    def describe(self) -> dict[str, object]:
-        """Return the protocol's name, the window and the stride."""
-        return {
-            "protocol": self.protocol.name,
-            "max_length": self.max_length,
-            "stride": self.stride,
-        }
-
-    def given(self) -> dict[str, object]:
-        """Return the settings that differ from their defaults, but for the protocol."""
-        values = {name: getattr(self, name) for name in SETTINGS if name != "protocol"}
-        return {n: value for n, value in values.items() if value != ARGUMENTS[n].default}
-
-    def signed(self) -> dict[str, object]:
-        """Return those of them that the signature names as they are given."""
-        return {n: value for n, value in self.given().items() if ARGUMENTS[n].kept == "signed"}
-
-    def check(self) -> None:
-        """Refuse settings that the protocol's tool does not have."""
-        for name in self.given():
-            check_supported(name, self.protocol)
-        Choice(self.protocol.start_choices).check("add_start_token", self.add_start_token)
-
-
-def list_settings(given: Mapping[str, Any]) -> tuple[list[Setting], bool]:
-    """List all combinations of protocols, window lengths and strides, in the given order.
-
-    Returns:
-        the settings, and whether an argument is a list (or "all").
-
-    Raises:
-        ValueError, TypeError: a protocol is unknown, or a list is empty or has duplicates.
-    """
-    varied = {name: given[name] for name in ("protocol", "max_length", "stride")}
-    if isinstance(given["protocol"], str) and given["protocol"] == "all":
-        varied["protocol"] = list(PROTOCOLS)
-    is_list = [isinstance(values, list | tuple) for values in varied.values()]
-    lists = [values if several else [values] for values, several in zip(varied.values(), is_list)]
-    for name in lists[0]:
-        if not isinstance(name, str) or name not in PROTOCOLS:
-            close = get_close_matches(str(name), list(PROTOCOLS), n=1)
-            raise ArgumentError(
-                "protocol",
-                f"be one of {', '.join(PROTOCOLS)}",
-                got=repr(name),
-                advice=f"Did you mean {close[0]!r}?" if close else "",
-            )
-    for name, values in zip(varied, lists):
-        if not values:
-            raise ArgumentError(name, "have at least one value", got="an empty list")
-        if len(set(values)) < len(values):
-            raise ArgumentError(name, "have no duplicates", got=repr(given[name]))
-    others = {name: given[name] for name in SETTINGS if name not in varied}
-    settings = [
-        Setting(PROTOCOLS[name], length, stride, **others)
-        for name, length, stride in product(*lists)
-    ]
-    return settings, any(is_list)
-
-
-def check_supported(argument: str, protocol: Protocol) -> None:
-    """Refuse an argument that the protocol's tool does not have."""
-    if argument not in protocol.supported_arguments:
-        raise ArgumentError(
-            argument,
-            f"be left out with `protocol={protocol.name!r}`, which has no such setting",
-            advice="Supported arguments: "
-            f"{', '.join(f'`{argument}`' for argument in protocol.supported_arguments)}.",
-        )
-
-
 def check_contexts(contexts: object, num_texts: int) -> list[str] | None:
     """Return the context of each text; repeat a single string for all texts."""
     if contexts is None:
         return None
     if isinstance(contexts, str):
-        contexts = [contexts] * num_texts
-    if not isinstance(contexts, Iterable):
-        raise ArgumentTypeError("contexts", "be a string or a list of strings", got=repr(contexts))
-    contexts = list(contexts)
-    if len(contexts) != num_texts:
+        return [contexts] * num_texts
+    checked = check_texts(contexts, "contexts")  # type: ignore[arg-type]  # refused there
+    if len(checked) != num_texts:
         raise ArgumentError(
             "contexts",
             f"be a string for all texts, or a list of one string per text, {num_texts}",
-            got=str(len(contexts)),
+            got=str(len(checked)),
         )
-    return check_texts(contexts, "contexts")
+    return checked
+
+
+def runs_together(context: str, text: str) -> bool:
+    """Return whether a context and a text lack the space that their script writes between words."""
+    before, after = context[-1:], text[:1]
+    if not before or not after or UNSPACED.search(before + after) or CLITIC.match(text):
+        return False
+    ends_word = unicodedata.category(before)[0] in "LMN" or before in ".,;:!?…)]}»”"
+    begins_word = unicodedata.category(after)[0] in "LN" or after in "([{«“\"'¿¡$€£"
+    return ends_word and begins_word
 
 
 def check_spans(
@@ -674,14 +600,10 @@ def check_spans(
         raise ArgumentError(
             name, f"have one list of spans per text, {len(texts)}", got=f"{spans!r:.80}"
         )
-    return [
-        check_spans_of(name, of_text, text, number)
-        for number, (of_text, text) in enumerate(zip(spans, texts))
-    ]
+    return [check_spans_of(name, *pair, number) for number, pair in enumerate(zip(spans, texts))]
 
 
 def check_spans_of(name: str, spans: Any, text: str, number: int) -> list[tuple[int, int]]:
-    checked: list[tuple[int, int]] = []
     try:
         checked = [(index(first), index(end)) for first, end in spans]
     except (TypeError, ValueError):
@@ -703,37 +625,90 @@ def check_spans_of(name: str, spans: Any, text: str, number: int) -> list[tuple[
     return checked
 
 
-# --- long contexts --------------------------------------------------------------------------------
+def check_combinations(given: Mapping[str, Any], forms: Collection[str]) -> None:
+    """Refuse an argument with one that it excludes, or without the one that it needs.
+
+    Args:
+        forms: forms in which arguments are given, such as `CHATS`.
+    """
+    present = set(forms)
+    for name, value in given.items():
+        default = ARGUMENTS[name].default
+        if value is not default and not (isinstance(value, str) and value == default):
+            present.add(f"`{name}`")
+    for name, argument in ARGUMENTS.items():
+        if f"`{name}`" not in present:
+            continue
+        for other in argument.excludes:
+            if other in present:
+                advice = "Make a separate call for each."
+                raise ArgumentError(name, f"be left out with {other}", advice)
+        if argument.needs is not None and f"`{argument.needs}`" not in present:
+            raise ArgumentError(name, f"be left out without `{argument.needs}`")
 
 
-def check_long_context(
-    given: Mapping[str, Any], settings: Sequence[Setting], gives_list: bool
-) -> None:
-    """Check the arguments for long contexts, which require a single measurement."""
-    lengths, carry, setting = given["context_lengths"], given["carry"], settings[0]
-    for name in ["context_lengths"] * (lengths is not None) + ["carry"] * carry:
-        if gives_list:
-            raise ArgumentError(
-                name,
-                "be left out if `protocol`, `max_length` or `stride` is a list",
-                advice="Make a separate call for each setting.",
-            )
-        check_supported(name, setting.protocol)
-    is_list = lengths is not None and not isinstance(lengths, str)  # else "doubling"
-    if is_list and setting.max_length not in (None, max(lengths)):
+# --- settings -------------------------------------------------------------------------------------
+
+SETTING_NAMES = [name for name, argument in ARGUMENTS.items() if argument.is_setting]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Settings of one measurement of a call, as given: the arguments in which measurements may differ.
+
+    Attributes:
+        max_length, stride: None for the default of the protocol and the model.
+        window_argument: the argument that set `max_length`, for errors.
+    """
+
+    protocol: Protocol
+    max_length: int | None = None
+    stride: int | None = None
+    add_start_token: bool | str = True
+    window_argument: str = "max_length"
+
+    def given(self) -> dict[str, object]:
+        """Return the settings that differ from their defaults, but for the protocol."""
+        values = {name: getattr(self, name) for name in SETTING_NAMES if name != "protocol"}
+        return {n: value for n, value in values.items() if value != ARGUMENTS[n].default}
+
+    def signature_fields(self) -> dict[str, object]:
+        """Return those of them that the signature names as they are given."""
+        return {n: value for n, value in self.given().items() if ARGUMENTS[n].in_signature}
+
+    def check(self) -> None:
+        """Refuse settings that the protocol's tool does not have."""
+        for name in self.given():
+            check_supported(name, self.protocol)
+        Choice(self.protocol.start_choices).check("add_start_token", self.add_start_token)
+
+
+def list_settings(given: Mapping[str, Any]) -> tuple[list[Setting], bool]:
+    """List all combinations of protocols, window lengths and strides, in the given order.
+
+    Returns:
+        the settings, and whether an argument is a list (or "all").
+    """
+    varied = {name: given[name] for name in ("protocol", "max_length", "stride")}
+    if isinstance(given["protocol"], str) and given["protocol"] == "all":
+        varied["protocol"] = list(PROTOCOLS)
+    gives_list = any(isinstance(values, list | tuple) for values in varied.values())
+    lists = [v if isinstance(v, list | tuple) else [v] for v in varied.values()]
+    for name, values in zip(varied, lists):
+        if not values:
+            raise ArgumentError(name, "have at least one value", got="an empty list")
+    for name in lists[0]:
+        Choice(tuple(PROTOCOLS)).check("protocol", name)
+    others = {name: given[name] for name in SETTING_NAMES if name not in varied}
+    return [Setting(PROTOCOLS[p], *rest, **others) for p, *rest in product(*lists)], gives_list
+
+
+def check_supported(argument: str, protocol: Protocol) -> None:
+    """Refuse an argument that the protocol's tool does not have."""
+    if argument not in protocol.supported_arguments:
+        supported = ", ".join(f"`{argument}`" for argument in protocol.supported_arguments)
         raise ArgumentError(
-            "max_length",
-            "be left out with `context_lengths`, or equal its longest length",
-            got=f"{setting.max_length} and {max(lengths)}",
-        )
-    if carry and lengths is not None:
-        raise ArgumentError(
-            "carry", "be left out with `context_lengths`: a carried context has no length to vary"
-        )
-    if carry and setting.add_start_token == "every":
-        raise ArgumentError(
-            "add_start_token",
-            "not be 'every' with `carry`, which has no windows",
-            got="'every'",
-            advice="Pass 'once'.",
+            argument,
+            f"be left out with `protocol={protocol.name!r}`, which has no such setting",
+            advice=f"Supported arguments: {supported}.",
         )

@@ -12,7 +12,7 @@ import torch
 import transformers
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from .api import DEFAULTS, compute
+from .api import compute
 from .arguments import check_names, check_texts, read_once
 from .errors import ArgumentTypeError
 from .plan.parts import separate_chats
@@ -48,14 +48,13 @@ class PerplexityCallback(TrainerCallback):
     """
 
     def __init__(self, texts: Iterable[str] | Sequence[Chat], **settings: object) -> None:
-        check_names(list(DEFAULTS), settings)
-        given = [name for name in settings if name in OF_THE_TRAINER]
-        if given:
-            raise ArgumentTypeError(f"{given[0]}", "be left out: the Trainer provides it")
+        check_names(settings)
+        if given := [name for name in settings if name in OF_THE_TRAINER]:
+            raise ArgumentTypeError(given[0], "be left out: the Trainer provides it")
         predictions: Any = read_once(texts)
         check_texts(separate_chats(predictions)[0], "texts")
         self.texts: list = list(predictions)
-        self.settings = {name: read_once(value) for name, value in settings.items()}
+        self.settings: dict[str, Any] = {n: read_once(value) for n, value in settings.items()}
         self.results: dict | None = None
 
     def on_evaluate(
@@ -64,35 +63,32 @@ class PerplexityCallback(TrainerCallback):
         state: TrainerState,
         control: TrainerControl,
         metrics: dict[str, float] | None = None,
-        **kwargs: object,
+        **kwargs: Any,
     ) -> None:
         """Score the texts once per evaluation, and log the result."""
-        trainer = calling_trainer()
-        scored = scored_in_evaluation(trainer)
+        evaluation = running_evaluation()
+        # The results live in the locals of the Trainer's call, and so are discarded with it.
+        scored = {} if evaluation is None else evaluation.setdefault("perplexities", {})
         if self not in scored:
+            trainer = None if evaluation is None else evaluation["self"]
             # `trainer.model` may have been replaced after the Trainer passed it to its callbacks.
             model = kwargs["model"] if trainer is None else trainer.model
-            self.results = scored[self] = self._compute(args, model, kwargs)
+            tokenizer = kwargs.get("processing_class") or kwargs.get("tokenizer")
+            is_sharded = bool(args.fsdp or args.deepspeed)
+            precision = torch.bfloat16 if args.bf16 else torch.float16
+            with torch.autocast(model.device.type, precision, enabled=args.bf16 or args.fp16):
+                settings: dict[str, Any] = {"tokenizer": tokenizer} | self.settings
+                is_shared = args.world_size > 1 and not is_sharded
+                self.results = scored[self] = compute(
+                    self.texts, model=model, distributed=is_shared, **settings
+                )
             if trainer is not None:
-                trainer.log(summary(self.results))
+                trainer.log(summarize(self.results))
         if metrics is not None and self.results is not None:
-            metrics.update(summary(self.results))
-
-    def _compute(self, args: TrainingArguments, model: Any, kwargs: dict) -> dict:
-        tokenizer = kwargs.get("processing_class") or kwargs.get("tokenizer")
-        is_sharded = bool(args.fsdp or args.deepspeed)
-        settings: dict[str, Any] = {"tokenizer": tokenizer} | self.settings
-        precision = torch.bfloat16 if args.bf16 else torch.float16
-        with torch.autocast(model.device.type, precision, enabled=args.bf16 or args.fp16):
-            return compute(
-                self.texts,
-                model=model,
-                distributed=args.world_size > 1 and not is_sharded,
-                **settings,
-            )
+            metrics.update(summarize(self.results))
 
 
-def summary(results: dict) -> dict[str, float]:
+def summarize(results: dict) -> dict[str, float]:
     """Return the numbers of a result under the Trainer's names."""
     low, high = results["perplexity_interval"] or (None, None)
     named = {
@@ -104,32 +100,18 @@ def summary(results: dict) -> dict[str, float]:
     return {name: value for name, value in named.items() if value is not None}
 
 
-def calling_trainer() -> transformers.Trainer | None:
-    """Find the Trainer that is evaluating.
+def running_evaluation() -> dict[str, Any] | None:
+    """Return the local variables of the Trainer's `evaluate` that is running, if any.
 
-    It does not pass itself to its callbacks, but only its `log` reaches TensorBoard and others.
+    The Trainer does not pass itself to its callbacks, but only its `log` reaches TensorBoard and
+    others.  With several data sets, `evaluate` calls itself for each: its outermost call is one
+    evaluation.  Neither the step nor the Trainer identifies it, since the best model may be loaded,
+    or weights changed, in between.
     """
     frame: FrameType | None = sys._getframe()
+    outermost = None
     while frame is not None:
-        if isinstance(frame.f_locals.get("self"), transformers.Trainer):
-            return frame.f_locals["self"]
+        if frame.f_code is transformers.Trainer.evaluate.__code__:
+            outermost = frame.f_locals
         frame = frame.f_back
-    return None
-
-
-def scored_in_evaluation(trainer: transformers.Trainer | None) -> dict[PerplexityCallback, dict]:
-    """Return the results of the callbacks in the Trainer's running evaluation.
-
-    With several data sets, `evaluate` calls itself for each, and its outermost call is one
-    evaluation.  The results are stored in the locals of that call, and so are discarded with it.
-    Neither the step nor the Trainer identifies an evaluation, since the best model may be loaded, or
-    weights changed, in between.
-    """
-    frame: FrameType | None = sys._getframe()
-    outermost: FrameType | None = None
-    while frame is not None:
-        is_evaluation = frame.f_code is transformers.Trainer.evaluate.__code__
-        if is_evaluation and frame.f_locals["self"] is trainer:
-            outermost = frame
-        frame = frame.f_back
-    return {} if outermost is None else outermost.f_locals.setdefault("perplexities", {})
+    return outermost

@@ -17,18 +17,17 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from .api import Models, check, make_plan, open_session, report, score
+from .api import check, make_plan, open_session, report, score
 from .arguments import Setting
 from .engines.sources import in_use_together
 from .errors import ArgumentError, ArgumentTypeError
-from .layouts import LAYOUTS, arrange, is_wikitext
 from .models.interface import ScoredModel
-from .plan.measurement import Measurement
-from .plan.settings import Corpus, plan_settings
+from .plan.measurement import Corpus, Measurement, plan_settings
 from .plan.windows import count_inputs, merge_windows
 from .protocols import PROTOCOLS
 from .scoring.distributed import Processes
 from .scoring.runner import Progress
+from .wikitext import LAYOUTS, arrange, is_wikitext
 
 FIELDS = ("protocol", "max_length", "stride", "add_start_token", "layout", "average")
 ROUNDING = 2e-6  # relative rounding error of a loss in single precision
@@ -270,12 +269,12 @@ class Case:
     def score(self, corpus: Corpus, settings: Iterable[Setting], callback: Callable) -> dict:
         """Return the result of `compute` with a measurement for each setting."""
         given = {"detokenizer": corpus.detokenizer, "callback": callback}
-        processes, models = Processes(False), Models(self.model)
+        processes, models = Processes(False), [self.model]
         request = check(processes, {"predictions": corpus.texts, **self.source, **given})
         request = replace(request, settings=list(settings), gives_list=True)
         with open_session(request, processes) as session, in_use_together([self.model]):
             plan = make_plan(request, models, corpus)
-            return report(plan, score(session, plan, models))
+            return report(plan, *score(session, plan, models))
 
 
 class Step(NamedTuple):

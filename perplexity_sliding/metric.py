@@ -12,7 +12,7 @@ import evaluate
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from .about import CITATION
+from . import CITATION
 from .api import compute, compute_with
 from .arguments import check_texts, describe_arguments
 from .engines.sources import ModelSource, OpenModels, check_model_source

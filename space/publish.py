@@ -24,14 +24,14 @@ from huggingface_hub.hf_api import RepoFile
 ROOT = Path(__file__).resolve().parent.parent
 METRIC = "perplexity_sliding.py"
 PACKAGE = "perplexity_sliding"
-ABOUT = f"{PACKAGE}/about.py"
+ABOUT = f"{PACKAGE}/__init__.py"
 ATTRIBUTES = ".gitattributes"
 # What the Space does not need.
 LEFT_OUT = (".ci", ".gitignore", "benchmarks", "demo_model/train.py", "docs/*.py", "tests", "space/publish.py")  # fmt: skip
 # What it cannot do without.
 NEEDED = (ATTRIBUTES, "README.md", "app.py", "score.py", METRIC, ABOUT, "demo_model/model.safetensors")  # fmt: skip
 # The version of the code, in the metric's file and in its package.
-VERSION = re.compile(r'^_?VERSION = "(.+)"$', re.M)
+VERSION = re.compile(r'^(?:_VERSION|__version__) = "(.+)"$', re.M)
 # Never vX.Y.Z: evaluate takes a tag of its own version for the revision to load.  Nor X.Y.Z: it puts
 # the v before a revision of that form.
 TAG = "release-{}"

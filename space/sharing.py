@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Sequence
 
-from perplexity_sliding.about import VERSION
+from perplexity_sliding import __version__
 from perplexity_sliding.views.text import interval_words, number
 
 from .answers import recipe
@@ -70,7 +70,7 @@ def bibtex(signature: str) -> str:
     return (
         "@software{perplexity_sliding,\n"
         f"  author = {{{{{author}}}}},\n  title = {{{TITLE}}},\n  year = {{2026}},\n"
-        f"  version = {{{VERSION}}},\n{page}"
+        f"  version = {{{__version__}}},\n{page}"
         rf"  note = {{Signature \texttt{{{escape_tex(signature)}}}}}" + "\n}"
     )
 

@@ -11,7 +11,6 @@ from perplexity_sliding import compute
 from perplexity_sliding.arguments import (
     ARGUMENTS,
     REQUIRED,
-    TOKEN_COLUMNS,
     Anything,
     Choice,
     Number,
@@ -21,7 +20,6 @@ from perplexity_sliding.arguments import (
 )
 from perplexity_sliding.cli import options
 from perplexity_sliding.errors import ArgumentError, ArgumentTypeError
-from perplexity_sliding.scoring.measures import TOKEN_MEASURES
 
 
 def test_the_signature_has_the_arguments_and_the_defaults_of_the_table():
@@ -60,7 +58,7 @@ def test_what_is_of_another_kind_is_refused_by_compute_with_its_name(metric, gpt
     metric.add(prediction=random_text(9))
     arguments, kind = {"model": gpt2, "tokenizer": tokenizer}, ARGUMENTS[name].kind
     several = getattr(kind, "several", False)
-    for value in [*wrong_values(kind), *([[], ["16"], [4, 4]] if several else [])]:
+    for value in [*wrong_values(kind), *([[], ["16"]] if several else [])]:
         with pytest.raises((ArgumentError, ArgumentTypeError)) as refused:
             metric.compute(**(arguments | {name: value}))
         wording = refused.value.wording
@@ -75,8 +73,36 @@ def test_what_is_of_another_kind_is_refused_by_compute_with_its_name(metric, gpt
     assert len(metric) == 1
 
 
-def test_columns_of_token_scores_are_those_that_can_be_measured():
-    assert tuple(TOKEN_MEASURES) == TOKEN_COLUMNS
+CHAT = [{"role": "user", "content": "w5"}, {"role": "assistant", "content": "w6 w7"}]
+# A value of each argument that is excluded, excludes or needs another, and of each form.
+VALUES = {
+    "reference": "a name", "margin": 0.01, "context_lengths": [4, 8], "carry": True, "contexts": "w5 ",
+    "score_spans": [[(0, 2)]], "boundary": "separate", "words": True, "word_correction": "oh",
+    "detokenizer": "wikitext",
+}  # fmt: skip
+FORMS = {
+    "chats": {"predictions": [CHAT]},
+    "a list of `protocol`, `max_length` or `stride`": {"stride": [4, 8]},
+    "a list of `words`": {"words": [["w1"]]},
+}
+PAIRS = [(name, other) for name, argument in ARGUMENTS.items() for other in argument.excludes]
+
+
+@pytest.mark.parametrize("name, other", PAIRS)
+def test_an_argument_is_refused_with_what_it_excludes(metric, gpt2, tokenizer, name, other):
+    given = {"predictions": ["w1"], "model": gpt2, "tokenizer": tokenizer, name: VALUES[name]}
+    plain = other.strip("`")
+    given |= FORMS[other] if other in FORMS else {plain: VALUES[plain]}
+    with pytest.raises(ArgumentError, match=re.escape(f"`{name}` must be left out with {other}.")):
+        metric.compute(**given)
+
+
+@pytest.mark.parametrize("name", [name for name, row in ARGUMENTS.items() if row.needs])
+def test_an_argument_is_refused_without_what_it_needs(metric, gpt2, tokenizer, name):
+    given = {"predictions": ["w1"], "model": gpt2, "tokenizer": tokenizer, name: VALUES[name]}
+    needed = f"`{name}` must be left out without `{ARGUMENTS[name].needs}`."
+    with pytest.raises(ArgumentError, match=re.escape(needed)):
+        metric.compute(**given)
 
 
 def test_help_lists_the_arguments():
@@ -107,14 +133,10 @@ def test_what_can_be_read_only_once_is_read_once(metric, gpt2, tokenizer, name, 
 
 
 def test_an_iterator_of_chats(metric, gpt2):
-    tokenizer = make_tokenizer(
-        chat_template="{% for m in messages %}{{ m.content + ' ' }}{% endfor %}"
-    )
-    chat = [{"role": "user", "content": "w5"}, {"role": "assistant", "content": "w6 w7"}]
-    given = {"model": gpt2, "tokenizer": tokenizer}
-    assert metric.compute(predictions=iter([chat]), **given) == metric.compute(
-        predictions=[chat], **given
-    )
+    template = "{% for m in messages %}{{ m.content + ' ' }}{% endfor %}"
+    given = {"model": gpt2, "tokenizer": make_tokenizer(chat_template=template)}
+    one = metric.compute(predictions=iter([CHAT]), **given)
+    assert one == metric.compute(predictions=[CHAT], **given)
 
 
 @pytest.mark.parametrize("protocol", ["fairseq", "lm-eval"])

@@ -9,8 +9,6 @@ import pytest
 import transformers
 from models import VOCABULARY, SlowTokenizer, make_model, make_tokenizer, random_text
 
-from perplexity_sliding.cli import messages
-
 TEXT = random_text(40)
 
 
@@ -278,13 +276,3 @@ def test_lengths_of_context_past_the_table_are_at_fault_themselves(metric, gpt2,
     assert refused.value.wording.argument == "context_lengths"
     with pytest.raises(ValueError, match="`max_length` must be between 2 and 16"):
         metric.compute(**arguments, context_lengths="doubling", max_length=2000)
-
-
-def test_a_setting_that_a_tool_lacks_is_named_without_stray_quotes(metric, gpt2, tokenizer):
-    with pytest.raises(ValueError) as refused:
-        metric.compute(
-            predictions=["w5 w6 w7"], model=gpt2, tokenizer=tokenizer, protocol="gptq", stride=4
-        )
-    said = messages.describe(refused.value)
-    assert said.startswith("--stride must be left out with --protocol gptq: ")
-    assert "'" not in said.partition(":")[0] and "`" not in said

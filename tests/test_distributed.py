@@ -255,9 +255,9 @@ def chats_written(by_template="", by_code=""):
 
 
 OTHERS = {
-    "texts": (lambda rank, cache: {"predictions": TEXTS[rank:]}, "The texts must be the same in all"),
+    "texts": (lambda rank, cache: {"predictions": TEXTS[rank:]}, "The texts, contexts, scored spans"),
     "stride": (lambda rank, cache: {"stride": 4 + rank}, "The model, settings and tokens must be"),
-    "contexts": (lambda rank, cache: {"contexts": f"w{rank} w2 "}, "The contexts, scored spans"),
+    "contexts": (lambda rank, cache: {"contexts": f"w{rank} w2 "}, "The texts, contexts, scored spans"),
     "what a template writes": (lambda rank, cache: chats_written(by_code=f"w{10 + rank} "), "The model, settings and tokens must"),
 }  # fmt: skip
 

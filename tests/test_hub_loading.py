@@ -14,7 +14,7 @@ from fake_hub import FakeHub
 from fresh import FreshPython
 
 import perplexity_sliding
-from perplexity_sliding.about import VERSION
+from perplexity_sliding import __version__ as VERSION
 from perplexity_sliding.errors import ArgumentError
 from perplexity_sliding.models.language_model import LanguageModel
 from perplexity_sliding.results.totals import Totals
@@ -74,7 +74,7 @@ def marked(files: dict[str, bytes], mark: str, version: str = VERSION) -> dict[s
     """Other code: with a mark in the engine, and of another version."""
     changed = {
         FACE: files[FACE].replace(f'"{VERSION}"'.encode(), f'"{version}"'.encode()),
-        "perplexity_sliding/about.py": files["perplexity_sliding/about.py"].replace(
+        "perplexity_sliding/__init__.py": files["perplexity_sliding/__init__.py"].replace(
             f'"{VERSION}"'.encode(), f'"{version}"'.encode()
         ),
         "perplexity_sliding/errors.py": files["perplexity_sliding/errors.py"]
@@ -298,7 +298,7 @@ def test_another_module_of_its_name_is_refused(python, files, tmp_path):
 
 
 def test_a_metric_without_a_package_is_refused(python, files, tmp_path):
-    write({FACE: files[FACE], "api.py": b"", "about.py": b""}, tmp_path)
+    write({FACE: files[FACE], "api.py": b"", "__init__.py": b""}, tmp_path)
     source = f"{REPORT}\nprint(json.dumps(load({str(tmp_path / FACE)!r})))"
     refused = python.run(source, tmp_path / "..").json["refused"]
     assert str(tmp_path / FACE) in refused and "install" in refused

@@ -14,7 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from perplexity_sliding.about import VERSION
+from perplexity_sliding import __version__ as VERSION
 from perplexity_sliding.cli import main as score
 from space import publish
 

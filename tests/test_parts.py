@@ -574,7 +574,10 @@ def test_the_template_is_in_the_signature_and_what_it_writes_in_the_digest(score
         ({"contexts": "a", "protocol": "gptq"}, "scores texts after `contexts`, got 'gptq', whose"),
         ({"score_spans": [[(0, 2)]] * 2, "protocol": "lm-eval"}, "scores `score_spans`, got"),
         ({"contexts": "a", "protocol": "lm-eval", "boundary": "separate"}, "has no such setting"),
-        ({"contexts": "a", "context_lengths": [4, 8]}, "`context_lengths` must be left out with t"),
+        (
+            {"contexts": "a", "context_lengths": [4, 8]},
+            "`context_lengths` must be left out with `cont",
+        ),
     ],
 )
 def test_arguments(metric, gpt2, tokenizer, arguments, message):

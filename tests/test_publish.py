@@ -18,7 +18,7 @@ app_file: app.py
 short_description: {}
 ---
 """
-METRIC, ABOUT = '_VERSION = "1.2.3"\n', "perplexity_sliding/about.py"
+METRIC, ABOUT = '_VERSION = "1.2.3"\n', "perplexity_sliding/__init__.py"
 WEIGHTS = "demo_model/model.safetensors"
 # A small copy of the project, in the order of git's list.
 PUBLISHED = {
@@ -34,7 +34,7 @@ PUBLISHED = {
     "docs/picture.png": "",
     "docs/python.md": 'evaluate.load("USER/perplexity_sliding")',
     "perplexity_sliding.py": METRIC,
-    ABOUT: 'VERSION = "1.2.3"\nAUTHOR = "{USER}, USERS, spaces/USER/x"\n',
+    ABOUT: '__version__ = "1.2.3"\nAUTHOR = "{USER}, USERS, spaces/USER/x"\n',
     "perplexity_sliding/cli/compare.txt": "",
     "perplexity_sliding/plan/windows.py": "from .notes import text\n",
     "perplexity_sliding/py.typed": "",

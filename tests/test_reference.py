@@ -489,7 +489,7 @@ def test_checkpoint(compare, other, tmp_path):
         ({"reference": "x", "margin": "1 %"}, "`margin` must be a number"),
         ({"reference": "x", "margin": 1}, "`margin` must be a number of at least 0 and below 1"),
         ({"reference": "x", "margin": math.nan}, "got nan"),
-        ({"reference": make_model("gpt2"), "words": True}, "`words` must be left out with a ref"),
+        ({"reference": make_model("gpt2"), "words": True}, "`words` must be left out with `ref"),
     ],
 )
 def test_arguments(compare, arguments, message):

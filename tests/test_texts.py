@@ -10,8 +10,8 @@ from lm_eval.tasks.wikitext.preprocess_wikitext import process_results, wikitext
 from models import make_model
 from test_parts import make_merging_tokenizer
 
+from perplexity_sliding.arguments import runs_together
 from perplexity_sliding.digests import digest_of, same_probe
-from perplexity_sliding.layouts import runs_together
 from perplexity_sliding.plan.tokenization import TokenizedText
 from perplexity_sliding.protocols import (
     count_words,

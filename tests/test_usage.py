@@ -114,7 +114,6 @@ PIPELINE = [[{"generated_text": "w5 w6"}], [{"generated_text": "w7"}]]
         ({"data": TEXTS}, TypeError, "Did you mean `predictions`"),
         ({"zzz": 1}, TypeError, "The texts are `predictions`, the model `model_id`"),
         ({"trust_remote_code": True}, TypeError, r"Pass it as model_kwargs=\{'trust_remote_code': …\}"),
-        ({"load_in_8bit": True}, TypeError, r"'quantization_config': BitsAndBytesConfig"),
     ],
 )  # fmt: skip
 def test_mistakes_lead_on(metric, arguments, error, advice):

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..about import CITATION
+from .. import CITATION
 from ..arguments import is_address
 from ..digests import describe_probe
 from ..protocols import DEFAULT_PROTOCOL, PROTOCOLS

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..about import VERSION
+from .. import __version__
 from .options import AXES as AXIS_NAMES
 from .tables import NOTHING, Column, Table, format_value, quoted, signature_fields, tabulate
 
@@ -391,7 +391,7 @@ def with_measurement(what: Table, rows: Sequence[dict], axes: Sequence[str]) -> 
         values = {setting_of(row, name) for row in results}
         if len(values) == 1 and name not in axes:
             shared.append(form.format(*values))
-    notes = [*what.notes, f"Measured with perplexity-sliding {VERSION}: {', '.join(shared)}."]
+    notes = [*what.notes, f"Measured with perplexity-sliding {__version__}: {', '.join(shared)}."]
     names: dict[str, list[str]] = {}
     for row in results:
         names.setdefault(row["signature_short"], []).append(label(row, [AXES[a] for a in axes]))

@@ -14,7 +14,7 @@ import re
 import sys
 from pathlib import Path
 
-from ..about import VERSION
+from .. import __version__
 from ..arguments import ARGUMENTS, WITHOUT_ADAPTER
 from ..protocols import PROTOCOLS
 from . import stored, values
@@ -260,7 +260,7 @@ def make_parser(program: str = "score.py") -> Parser:
         help="text, CSV, TSV, JSON lines or Parquet, optionally gzipped; "
         "a folder or glob of these; standard input if - or omitted",
     )
-    version = f"perplexity-sliding {VERSION}"
+    version = f"perplexity-sliding {__version__}"
     parser.add_argument(
         "--version", action="version", version=version, help="show the version and exit"
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby, islice
 from pathlib import Path
 
-from ..layouts import runs_together
+from ..arguments import runs_together
 from .files import (
     SAVED,
     STANDARD_INPUT,

@@ -8,7 +8,7 @@ import json
 import shlex
 import sys
 
-from ..layouts import LAYOUTS, arrange
+from ..wikitext import LAYOUTS, arrange
 from .messages import Progress, program_name, say, to_stdout
 from .options import BUNDLED_MODEL, as_list, parse_arguments, with_hyphens
 from .reading import open_texts

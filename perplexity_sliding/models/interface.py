@@ -23,7 +23,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.cache_utils import Cache
 
-from ..about import VERSION
+from .. import __version__
 from ..digests import DIGITS
 from ..plan.windows import ContextLimit
 from .identity import LIVE, tokenizer_digest
@@ -217,7 +217,7 @@ def describe_measurement(
 def _model_fields(model: ScoredModel) -> dict[str, object]:
     fields = model.signature_fields()
     libraries = {name: fields.pop(name) for name in LIBRARIES if name in fields}
-    return fields | {"version": VERSION} | libraries
+    return fields | {"version": __version__} | libraries
 
 
 def _line(fields: dict[str, object]) -> str:

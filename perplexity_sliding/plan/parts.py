@@ -17,10 +17,9 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
-from ..arguments import check_contexts, check_spans
+from ..arguments import check_contexts, check_spans, runs_together
 from ..digests import as_json, digest_of
 from ..errors import ArgumentError, ArgumentTypeError, TextsError, Wording, name_positions
-from ..layouts import runs_together
 from ..protocols import Protocol
 from .tokenization import (
     Chat,
@@ -118,13 +117,7 @@ def check_parts(
     chats: Sequence[Chat] | None,
 ) -> Parts | None:
     """Check the arguments; return the scored parts of the texts, or None for whole texts."""
-    given = {"`contexts`": contexts, "`score_spans`": score_spans, "messages": chats}
-    names = [name for name, value in given.items() if value is not None]
-    if len(names) > 1:
-        raise ValueError(f"{names[0]} must be left out with {names[1]}, got both.")
-    if boundary != "joint" and contexts is None:
-        raise ArgumentError("boundary", "be left out without `contexts`", got=repr(boundary))
-    if not names:
+    if contexts is None and score_spans is None and chats is None:
         return None
     contexts = check_contexts(contexts, len(texts))
     spans = check_spans("score_spans", score_spans, texts)

@@ -18,8 +18,7 @@ import numpy as np
 
 from ..arguments import Setting
 from ..errors import ArgumentError
-from ..plan.measurement import contexts_by_token, nlls_by_token
-from ..plan.settings import Corpus, plan_measurement
+from ..plan.measurement import Corpus, contexts_by_token, nlls_by_token, plan_measurement
 from ..plan.windows import UNLIMITED_WINDOW, ContextLimit
 from .report import Report
 from .totals import Totals, perplexity_interval

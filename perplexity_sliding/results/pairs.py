@@ -111,7 +111,7 @@ class TokenComparison:
         )
         if self.rounded is not None:
             rounded = np.concatenate(
-                [measurement.nll_of(w) for of_text in self.rounded for w in of_text]
+                [measurement.nlls_to_average(w) for of_text in self.rounded for w in of_text]
             )
             rounding = rounded.astype(np.float64) - scores["reference_nll"]
             identity = judge_sameness(scores.differences, rounding)
@@ -129,7 +129,9 @@ def pair_scores(measurement: Measurement, scores: list[list[Columns]]) -> Paired
     ids = np.concatenate([stream.ids for stream in measurement.streams])
     columns = [
         {
-            name: measurement.nll_of({"nll": of}) if name in ("nll", "reference_nll") else of
+            name: measurement.nlls_to_average({"nll": of})
+            if name in ("nll", "reference_nll")
+            else of
             for name, of in own.items()
         }
         for of_text in scores

@@ -390,8 +390,12 @@ class Session:
             nonlocal done, nll_sum, num_scored
             done += sum(work.costs[number] for number in numbers)
             here = [number for number in numbers if number in scores]
-            nll_of = work.measurements[0].nll_of
-            nlls = [nll_of(scores[number])[part] for number in here for part in work.shown[number]]
+            nlls_to_average = work.measurements[0].nlls_to_average
+            nlls = [
+                nlls_to_average(scores[number])[part]
+                for number in here
+                for part in work.shown[number]
+            ]
             if nlls:
                 together = np.concatenate(nlls)
                 nll_sum += float(together.sum(dtype=np.float64))
