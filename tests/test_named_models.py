@@ -393,11 +393,6 @@ def test_the_name_of_a_file_in_the_place_of_a_text_is_warned_of(metric, tmp_path
         metric.compute(predictions=["w5 w6.", str(path)], model=gpt2, tokenizer=tokenizer)
 
 
-def test_an_address_is_no_file(call):
-    ran = call("https://example.org/story.txt")
-    assert ran.code == 2 and "must be a local file, got the address" in ran.err
-
-
 def test_a_missing_package_is_told_in_a_line(call, tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text(random_text(9))
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
@@ -418,7 +413,7 @@ def test_what_cannot_be_imported_is_no_limit_that_was_passed(root, tmp_path, doo
         [sys.executable, *door], cwd=root, env=environment, capture_output=True, text=True
     )
     assert ran.returncode == 3
-    assert ran.stderr == "error: the package wcwidth is missing: pip install wcwidth\n"
+    assert ran.stderr == "score.py: error: the package wcwidth is missing: pip install wcwidth.\n"
 
 
 def test_a_message_that_cannot_be_printed_is_no_limit_that_was_passed(root):

@@ -14,8 +14,8 @@ from models import make_model, make_tokenizer, random_text, save
 from space_models import byte_model as save_byte_model
 
 from perplexity_sliding.cli import citing, options, rows, tables
+from perplexity_sliding.cli.options import without_secrets
 from perplexity_sliding.cli.reading import ReadText
-from perplexity_sliding.cli.values import without_secrets
 
 TEXTS = [random_text(length, seed=length) for length in (150, 90)]
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from models import make_model, make_tokenizer, random_text
 
 from perplexity_sliding import cli
 from perplexity_sliding.cli import main, options
-from perplexity_sliding.cli.messages import Progress, minutes
+from perplexity_sliding.cli.messages import Progress
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -26,12 +27,6 @@ def place(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     Path("a.txt").write_text(random_text(50, seed=50), "utf-8")
     return tmp_path
-
-
-def start(*argv: str, shell: str = "") -> subprocess.CompletedProcess:
-    """Run the program in a process of its own, with a redirection of the shell."""
-    command = f"{sys.executable} {ROOT / 'score.py'} {' '.join(argv)} {shell}"
-    return subprocess.run(command, shell=True, capture_output=True, text=True)
 
 
 # ---- options
@@ -77,39 +72,38 @@ def test_help_names_every_option_within_80_columns(capsys):
 
 # ---- refusals
 
-COMPARED = "several protocols, windows or strides cannot be combined"
 REFUSED = {
     "unknown option": (["--strid=3"], "--strid=3 (did you mean --stride?). See score.py --help"),
-    "an empty variable": (["--html="], "--html: must not be empty"),
-    "strides one by one": (["--stride=8", "--stride=4"], "--stride: must be given only once"),
+    "an empty variable": (["--html="], "--html must not be empty"),
     "stride no number": (["--stride=few"], "--stride: invalid numbers value: 'few'"),
     "stride too large": (["--stride=17"], "--stride must be between 1 and --max-length 16"),
-    "window past the table": (["--max_length=99"], "--max-length must be between 2 and 16"),
-    "misspelt protocol": (["--protocol=lm-evil"], "Did you mean lm-eval?"),
-    "no setting for it": (["--protocol=lm-eval", "--stride=3"], "no such setting"),
-    "bad JSON": (["--model_kwargs={a}"], "the value is not JSON: Expecting"),
-    "bad escape": (["--separator=\\x"], "has a bad escape"),
-    "no such dtype": (["--dtype=int3"], "--dtype must be 'auto', 'float32'"),
-    "no such encoding": (["--encoding=utf-9"], "is not UTF-9 text: unknown encoding"),
-    "files and dataset": (["--dataset=a:b:c:d"], "FILE and --dataset cannot be combined"),
-    "tokens of a comparison": (["--stride=4,2", "--tokens"], COMPARED),
+    "misspelt protocol": (["--protocol=lm-evil"], "--protocol must be one of 'sliding'"),
+    "bad JSON": (["--model_kwargs={a}"], 'the value is not a JSON object such as {"a": 1}: Expect'),
+    "bad escape": (["--separator=\\x"], "--separator: invalid unescaped value"),
+    "no such correction": (["--word-correction=x"], "--word-correction must be one of 'pimentel'"),
+    "no such encoding": (["--encoding=utf-9"], "a.txt is not utf-9 text: unknown encoding"),
+    "files and dataset": (["--dataset=a:b:c:d"], "--dataset cannot be combined with FILE."),
+    "tokens of two": (
+        ["--stride=4,2", "--tokens"],
+        "--tokens cannot be combined with several prot",
+    ),
+    "settings of --find": (
+        ["--find=9.1", "--stride=4"],
+        "--find cannot be combined with --stride.",
+    ),
+    "a sentence as a table": (["--cite", "-o=a.csv"], "--cite cannot be combined with --format."),
+    "margin of nothing": (["--margin=0.1"], "--margin must be left out without --reference"),
     "output nowhere": (["--output=nowhere/a.csv"], "--output must be in an existing folder"),
-    "output of no kind": (["--output=a.xyz"], "--output must end in one of .txt, .json"),
+    "output of no kind": (["--output=a.xyz"], "--output must end in one of .txt, .md"),
     "output over a text": (["--output=a.txt"], "--output must not be one of the texts"),
-    "one file for two": (["-o", "b.json", "--checkpoint=b.json"], "must be different files"),
     "a column of a text": (["--id-column=id"], "--id-column requires a table, but a.txt is read"),
-    "margin of nothing": (["--margin=0.1"], "require a model to compare with: pass --reference"),
-    "a sentence as a table": (["--cite", "--format=csv"], "--cite and --tokens, --words or --for"),
     "two labels": (["--label=a,b"], "--label must have a name of its own for each model"),
     "another's interval": (
         ["--stride=4,8", "--columns=tokens,interval"],
         "--columns interval must follow perplexity or bits_per_byte",
     ),
-    "part of a part": (["--part=3/2"], "must be the number of a part and the number of parts"),
-    "settings of --find": (["--find=9.1", "--stride=4"], "--find cannot be combined with --stride"),
+    "part of a part": (["--part=3/2"], "--part: invalid part value: '3/2'"),
     "no figure": (["--find=few"], "--find must be a number such as '29.41'"),
-    "a pipe of several": (["-", "--distributed"], "that every process of torchrun can read"),
-    "text kept nowhere": (["--keep-text"], "--keep-text requires --format jsonl, csv"),
 }
 
 
@@ -128,7 +122,7 @@ NO_MODELS = {
     "run": "Pass one of run/checkpoint-9, run/checkpoint-10.",
     "run/checkpoint-?": None,
     "no/checkpoint-?": "--model no/checkpoint-?: no folder and no .gguf file matches.",
-    "gpt2,gpt2-medium": "Pass each model by its own option: --model gpt2 --model gpt2-medium.",
+    "gpt2,gpt2-medium": "is not the name of a model. Repeat the option for each.",
 }
 
 
@@ -201,8 +195,6 @@ def test_the_folder_of_an_adapter_is_a_model(call, tiny):
     [result] = of("--reference=without adapter", model="adapter")["models"]
     below = of()["corpus"]["perplexity"]
     assert result["comparison"]["reference_perplexity"] == pytest.approx(below, rel=1e-5)
-    refused = call("a.txt", "--reference=without adapter", "--reference-dtype=float16")
-    assert "--reference 'without adapter' and settings of another model cannot" in refused.err
 
 
 # ---- exit codes
@@ -288,7 +280,7 @@ def broken_pipe():
     return open(writer, "w", encoding="utf-8")
 
 
-WAYS = ["--format=text", "--format=json", "--format=csv", "--cite", "--show", "--stride=4,8"]
+WAYS = ["--format=text", "--format=csv", "--show"]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -301,20 +293,6 @@ def test_readers_that_leave_change_neither_files_nor_exit_code(call, monkeypatch
     assert Path("a.json").stat().st_size > 0
     for stream in (sys.stdout, sys.stderr):
         stream.close()  # as Python does at the end: what is left must not raise
-
-
-@pytest.mark.parametrize(
-    ("argv", "shell", "code", "said"),
-    [
-        ([], "<&-", 2, "There is nothing to score"),
-        (["a.txt", "--output=a.json"], ">&- 2>&-", 0, ""),
-    ],
-)
-def test_closed_streams_are_no_traceback(argv, shell, code, said):
-    done = start(*argv, shell=shell)
-    assert done.returncode == code
-    assert said in done.stderr and "Traceback" not in done.stderr
-    assert code or json.loads(Path("a.json").read_text())["corpus"]["num_tokens"] > 0
 
 
 ESCAPE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e"
@@ -351,15 +329,13 @@ def test_a_file_that_cannot_be_written_costs_no_other_and_no_former_one(call):
 # ---- progress
 
 
-def test_a_log_has_a_line_a_minute_with_the_time_left(capsys):
-    now = [0.0]
-    progress = Progress("Scoring", hidden=False, clock=lambda: now[0])
-    for seconds, done in ((0, 0), (30, 10), (70, 20), (90, 30), (140, 40)):
-        now[0] = seconds
-        progress(type("P", (), {"done": done, "total": 100, "perplexity": 8.125})())
-    lines = capsys.readouterr().err.splitlines()
-    assert lines == [
-        "score.py: Scoring: 20% after 1 min, 5 min left, perplexity 8.12",
-        "score.py: Scoring: 40% after 2 min, 4 min left, perplexity 8.12",
+def test_a_log_has_a_line_a_minute_with_the_time_left(capsys, monkeypatch):
+    clock = SimpleNamespace(now=0)
+    monkeypatch.setattr("time.monotonic", lambda: clock.now)
+    progress = Progress("Scoring", hidden=False)
+    for clock.now, done in ((30, 10), (70, 25), (90, 30), (140, 40)):
+        progress(SimpleNamespace(done=done, total=100, perplexity=8.125))
+    assert capsys.readouterr().err.splitlines() == [
+        "score.py: Scoring: 25% after 1 min, 4 min left, perplexity 8.12",
+        "score.py: Scoring: 40% after 2 min, 3 min left, perplexity 8.12",
     ]
-    assert [minutes(seconds) for seconds in (59, 3599, 3661)] == ["1 min", "1 h 0 min", "1 h 1 min"]

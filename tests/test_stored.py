@@ -347,7 +347,7 @@ REFUSED = {
     "-o a.csv": "requires --output FILE, a .json",
     "-o p.json --tokens": "cannot be combined with --tokens",
     "-o p.json --format csv": "cannot be combined with --format",
-    "-o p.json --stride 4,8": "cannot be combined with several measurements",
+    "-o p.json --stride 4,8": "cannot be combined with several protocols",
     "-o p.json --protocol run-clm": "which joins the texts",
     "-o p.json --separator ;": "cannot be combined with --separator",
     "--merge -o p.json": "cannot be combined with --part",

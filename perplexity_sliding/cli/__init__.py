@@ -1,13 +1,13 @@
 """The command line of the metric.
 
-main runs the steps; options defines the options; reading and files give the texts; measuring calls
-`compute` of the package, which computes all numbers; output and tables display them.
+main runs the steps; options defines the options; reading gives the texts; measuring calls `compute`
+of the package, which computes all numbers; output and tables display them.
 """
 
 import os
 import signal
 
-from .messages import fill_gaps, settle, show_traceback, to_stderr
+from .messages import describe, say, settle, show_traceback
 
 
 def start() -> int:
@@ -18,19 +18,15 @@ def start() -> int:
     # Torch reads this at import.  By default its threads spin while they wait: a small model took two
     # to ten times as long when another program used the same cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    fill_gaps()
     try:
         from .main import main, terminate
 
         signal.signal(signal.SIGTERM, terminate)
         return main()
-    except (KeyboardInterrupt, SystemExit):
-        raise
     except ModuleNotFoundError as error:
-        name = (error.name or "").partition(".")[0]
-        to_stderr(f"error: the package {name} is missing: pip install {name}\n")
+        say(f"error: {describe(error)}")
         return 3
-    except BaseException as error:
+    except Exception as error:
         show_traceback(error)
         return 3
     finally:

@@ -8,16 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .. import CITATION
-from ..arguments import is_address
+from ..arguments import WITHOUT_ADAPTER, is_address
 from ..digests import describe_probe
 from ..protocols import DEFAULT_PROTOCOL, PROTOCOLS
 from .comparing import AXES, SETTINGS, change_of, in_sentence, label, scored_share
-from .files import STANDARD_INPUT, list_files
 from .measuring import model_names
-from .messages import command_name
-from .options import WITHOUT_ADAPTER
+from .messages import COMMAND
+from .options import without_secrets
+from .reading import STANDARD_INPUT, list_files
 from .tables import format_value, signature_fields, with_minus
-from .values import without_secrets
 
 SENTENCE = """\
 The perplexity of {model} is {perplexity}{interval} over {tokens:,} tokens{share} in {texts}{layout}, \
@@ -197,7 +196,7 @@ def command(argv: Sequence[str]) -> str:
             kept.append(published(word))
         elif NOT_OF_THE_NUMBER[name] and not has_value:
             next(words, None)
-    return f"{command_name()} {shlex.join(kept)}"
+    return f"{COMMAND} {shlex.join(kept)}"
 
 
 def published(word: str) -> str:

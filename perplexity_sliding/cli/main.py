@@ -8,7 +8,7 @@ import warnings
 from itertools import chain
 from pathlib import Path
 
-from ..arguments import is_address
+from ..arguments import WITHOUT_ADAPTER, is_address
 from . import output, rows, stored
 from .comparing import AXES, label
 from .measuring import Report, load_metric, measure, merge
@@ -16,7 +16,6 @@ from .messages import (
     Progress,
     describe,
     list_some,
-    program_name,
     say,
     show_traceback,
     show_warning,
@@ -24,13 +23,12 @@ from .messages import (
 )
 from .options import (
     TIDY,
-    WITHOUT_ADAPTER,
     by_numbers,
     parse_arguments,
     was_started_by_torchrun,
     written_files,
 )
-from .reading import check_outputs, open_each, open_texts
+from .reading import check_outputs, open_texts
 
 # Exit codes; 128 plus the number of a signal that ended the run.
 ABOVE_LIMIT, BAD_INPUT, CRASHED, INTERRUPTED, TERMINATED = 1, 2, 3, 130, 143
@@ -69,9 +67,10 @@ def run(args: argparse.Namespace) -> int:
     progress = Progress("Comparing" if args.reference else "Scoring", args.hides_progress)
     try:
         progress.status("Reading")
-        files = open_each(args) if args.takes_each_file else []
-        if not files:
-            texts = open_texts(args)
+        if args.takes_each_file:
+            files = [open_texts(args, [file]) for file in args.files]
+        else:
+            texts = open_texts(args, args.files)
             files = [chain([next(texts)], texts)]  # report an unreadable file before slow imports
         progress.status("Loading the libraries")
         compute = load_metric(args)
@@ -79,14 +78,18 @@ def run(args: argparse.Namespace) -> int:
         report = measure(compute, files, args, progress)
     finally:
         progress.close()
-    if is_one_of_several(args):
-        return verdict(report, args)[0]  # the first process of the torchrun writes
+    if args.distributed and not is_first():  # the first process of torchrun writes
+        return verdict(report, args)[0]
     if args.stored:
         repeated = json.loads("".join(output.render(report, args)))
         said, is_verified = stored.compare(rows.finite(args.stored), repeated)
         to_stdout([said])
         return 0 if is_verified else ABOVE_LIMIT
     return deliver(report, args)
+
+
+def is_first() -> bool:
+    return os.environ.get("RANK", "0") == "0"
 
 
 def check_model(name: str, option: str, settings: dict | None) -> None:
@@ -98,16 +101,16 @@ def check_model(name: str, option: str, settings: dict | None) -> None:
     path = Path(name).expanduser()
     if is_address(name) or path.is_file():
         return
-    if "," in name and not path.exists():
-        each = " ".join(f"{option} {part.strip()}" for part in name.split(","))
-        raise ValueError(
-            f"{option} {name} is not the name of a model. Pass each model by its own option: {each}."
-        )
-    is_path = name.startswith((".", "/", "~")) or name.endswith("/")
-    if is_path and not path.exists():
-        raise ValueError(f"{option} {name}: there is no such folder.")
+    if not path.exists():
+        if name.startswith((".", "/", "~")) or name.endswith("/"):
+            raise ValueError(f"{option} {name}: there is no such folder.")
+        if "," in name:
+            raise ValueError(
+                f"{option} {name} is not the name of a model. Repeat the option for each."
+            )
+        return
     marks = ("config.json", "adapter_config.json", "*.gguf")
-    if not path.is_dir() or "subfolder" in (settings or {}) or any(map(any, map(path.glob, marks))):
+    if "subfolder" in (settings or {}) or any(map(any, map(path.glob, marks))):
         return
     inside = sorted((str(file.parent) for file in path.rglob("config.json")), key=by_numbers)
     advice = f"one of {list_some(inside)}" if inside else "a folder written by save_pretrained"
@@ -116,60 +119,51 @@ def check_model(name: str, option: str, settings: dict | None) -> None:
 
 def check_writable(option: str, path: str) -> None:
     """Refuse a file that cannot be written, before hours of work."""
-    parent = Path(os.path.realpath(path)).parent
+    parent = Path(path).resolve().parent
     if not parent.is_dir():
         raise ValueError(f"{option} must be in an existing folder, got {path!r}.")
-    target = path if os.path.exists(path) else parent
-    if os.path.isdir(path) or not os.access(target, os.W_OK):
+    if os.path.isdir(path) or not os.access(path if os.path.exists(path) else parent, os.W_OK):
         raise ValueError(f"{option} must be a writable file, got {path!r}.")
 
 
 def deliver(report: Report, args: argparse.Namespace) -> int:
-    """Write the files, then print; return the exit code, which is determined first.
+    """Write the files, then print; return the exit code.
 
     Raises:
-        Exception: a file cannot be written; the other files are written, and the numbers
-            are printed.
+        Exception: a file cannot be written; the other is written, and the numbers are printed.
     """
-    code, missed = verdict(report, args)
     if args.show or args.html:
         from . import showing
     writers = {
         args.output: lambda: output.write(report, args),
         args.html: lambda: showing.write_report(report, args),
     }
-    written, failures = [], []
-    for write in (write for path, write in writers.items() if path):
+    code, said = verdict(report, args)
+    failure = None
+    for path, write in writers.items():
         try:
-            written.append(write())
-        except BrokenPipeError:  # a reader that left is no error
-            pass
-        except Exception as error:  # whatever it is, it costs no other file
-            failures.append(error)
-    if args.show and sys.stdout is not None:
+            written = write() if path else None
+        except Exception as error:
+            failure = error
+        else:
+            said += [written] if written and not args.hides_progress else []
+    if args.show:
         showing.print_texts(report.shown)
-    if args.output is None and sys.stdout is not None:
+    if args.output is None:
         to_stdout(output.printed(report, args))
-    for sentence in [*missed, *([] if args.hides_progress else filter(None, written))]:
+    for sentence in said:
         say(sentence)
-    for error in failures[1:]:
-        say(f"error: {describe(error)}")
-    if failures:
-        raise failures[0]
+    if failure is not None:
+        raise failure
     return code
-
-
-# --- verdict --------------------------------------------------------------------------------------
 
 
 def verdict(report: Report, args: argparse.Namespace) -> tuple[int, list[str]]:
     """Return the exit code, and the reasons if it is not 0: an error, or an exceeded limit."""
     if report.num_refused:
-        refused = (row for row in chain(report.texts, report.measurements) if "error" in row)
-        first = next(refused)
-        name, error = first.get("name", ""), first["error"]
-        num_more = sum(1 for _ in refused)
-        more = f" ({num_more:,} more could not be scored)" if num_more else ""
+        refused = [row for row in chain(report.texts, report.measurements) if "error" in row]
+        name, error = refused[0].get("name", ""), refused[0]["error"]
+        more = f" ({len(refused) - 1:,} more could not be scored)" if refused[1:] else ""
         name = f"{name}: " if name and name not in error else ""
         return BAD_INPUT, [f"error: {name}{error}{more}"]
     missed, limit = [], args.fail_above
@@ -191,9 +185,6 @@ def verdict(report: Report, args: argparse.Namespace) -> tuple[int, list[str]]:
     return ABOVE_LIMIT if missed else 0, missed
 
 
-# --- the program ----------------------------------------------------------------------------------
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     argv = sys.argv[1:] if argv is None else argv
@@ -203,7 +194,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = show_warning
-            args = parse_arguments(argv, program_name())
+            args = parse_arguments(argv)
             return run(args)
     except KeyboardInterrupt as error:
         kept = args and args.checkpoint
@@ -213,27 +204,18 @@ def main(argv: list[str] | None = None) -> int:
             advice = f"Nothing was stored in {kept} yet."
         else:
             advice = f"Run the same command again to resume from {kept}."
-        if not is_one_of_several(args):
+        if is_first():
             say(f"interrupted. {advice}")
         return TERMINATED if isinstance(error, Terminated) else INTERRUPTED
-    except ModuleNotFoundError as error:
-        name = (error.name or "").partition(".")[0]
-        say(f"error: the package {name} is missing: pip install {name}.")
-        return BAD_INPUT
-    except (ValueError, TypeError, OSError, MemoryError) as error:
+    except (ValueError, TypeError, OSError, MemoryError, ModuleNotFoundError) as error:
         if "--debug" in argv:
             show_traceback(error)
         # the first process of torchrun has the same error, and prints it for all
         is_same = was_started_by_torchrun() if args is None else getattr(error, "is_shared", False)
-        if not is_same or os.environ.get("RANK", "0") == "0":
+        if is_first() or not is_same:
             say(f"error: {describe(error)}")
         return BAD_INPUT
     except Exception as error:
         show_traceback(error)
         say(f"crashed: {describe(error)}. This is a bug: please report the lines above.")
         return CRASHED
-
-
-def is_one_of_several(args: argparse.Namespace | None) -> bool:
-    """Return whether this is a process of torchrun, and not the first."""
-    return args is not None and args.distributed and os.environ.get("RANK", "0") != "0"

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
+from ..arguments import WITHOUT_ADAPTER
 from ..errors import ArgumentError, wording_of
 from ..protocols import DEFAULT_PROTOCOL, PROTOCOLS
 from ..views import SHOWN, Reading, own_perplexities
 from .messages import Progress, in_options, list_some
-from .options import METRIC_ARGUMENTS, NONE, OF_REFERENCE, WITHOUT_ADAPTER, as_list, stored_options
+from .options import METRIC_ARGUMENTS, NONE, OF_REFERENCE, as_list, stored_options
 from .reading import ReadText, Text
 from .rows import Spool, flat
 from .stored import Part, read_parts

@@ -5,7 +5,7 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from math import isnan
 from pathlib import Path
@@ -14,6 +14,9 @@ from typing import TextIO
 from ..arguments import ARGUMENTS
 from ..errors import wording_of
 
+# The program's name, and the command that calls it: in a clone, and once installed.
+IN_CLONE = (Path(__file__).parents[2] / "score.py").exists()
+PROGRAM, COMMAND = ("score.py", "python score.py") if IN_CLONE else ("perplexity-sliding",) * 2
 # Controls that move the cursor, change colours or reverse the direction of writing: all but tabs and
 # newlines, and the marks of bidirectional text.
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -39,38 +42,18 @@ CLEAR_LINE = "\r\x1b[2K"
 # --- streams --------------------------------------------------------------------------------------
 
 
-def fill_gaps() -> None:
-    """Open the null device for each of the three streams that is closed.
-
-    Otherwise the first opened files would get their numbers, and libraries would print into them.
-    """
-    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(number, True)
-    os.close(number)
-
-
 def to_stdout(pieces: Iterable[str]) -> None:
-    """Print to standard output; ignore a closed pipe.
-
-    Raises:
-        OSError: writing to a file fails.
-    """
-    if sys.stdout is None:
-        return
+    """Print to standard output; ignore a closed pipe."""
     try:
         sys.stdout.writelines(pieces)
         sys.stdout.flush()
-    except BrokenPipeError:
-        let_go(sys.stdout)
     except OSError as error:
         let_go(sys.stdout)
-        raise OSError(error.errno, error.strerror, "standard output") from error
+        if not isinstance(error, BrokenPipeError):
+            raise
 
 
 def to_stderr(text: str) -> None:
-    """Print to stderr, unless it is closed."""
-    if sys.stderr is None:
-        return
     try:
         sys.stderr.write(text)
         sys.stderr.flush()
@@ -82,8 +65,7 @@ def settle() -> None:
     """Flush the output of libraries, so that a closed pipe does not change the exit code."""
     for stream in (sys.stdout, sys.stderr):
         try:
-            if stream is not None:
-                stream.flush()
+            stream.flush()
         except (OSError, ValueError):
             let_go(stream)
 
@@ -99,22 +81,9 @@ def let_go(stream: TextIO) -> None:
 # --- messages -------------------------------------------------------------------------------------
 
 
-def program_name() -> str:
-    """Return the name of the program: score.py in a clone, perplexity-sliding once installed."""
-    path = Path(sys.argv[0] if sys.argv else "")
-    installed = path.stem == "perplexity-sliding" or path.parent.name == "perplexity_sliding"
-    return "perplexity-sliding" if installed else "score.py"
-
-
-def command_name() -> str:
-    """Return the command that calls the program."""
-    name = program_name()
-    return f"python {name}" if name == "score.py" else name
-
-
 def say(message: str) -> None:
-    """Print one line on stderr, if it is open."""
-    to_stderr(f"{program_name()}: {harmless(one_line(message))}\n")
+    """Print one line on stderr."""
+    to_stderr(f"{PROGRAM}: {harmless(one_line(message))}\n")
 
 
 def show_traceback(error: BaseException) -> None:
@@ -128,17 +97,16 @@ def show_warning(message, *_) -> None:
 
 def describe(error: BaseException) -> str:
     """Return the message of an error, with names of options instead of arguments."""
+    if isinstance(error, ModuleNotFoundError):
+        name = (error.name or "").partition(".")[0]
+        return f"the package {name} is missing: pip install {name}."
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}"
     return in_options(error)
 
 
 def in_options(error: object, **others: object) -> str:
-    """Return the message of an error or warning, with options instead of arguments.
-
-    Args:
-        others: parts of the message to replace, see `Wording`.
-    """
+    """Return the message of an error or warning in options, with other parts, see `Wording`."""
     return wording_of(error).said(as_option, **others)
 
 
@@ -179,31 +147,25 @@ class Progress:
 
     Args:
         hidden: whether to show nothing.
-        clock: returns seconds, for the lines in a log.
     """
 
-    def __init__(self, title: str, hidden: bool, clock: Callable[[], float] = time.monotonic):
-        self.title = title
-        self.hidden = hidden or sys.stderr is None
-        self.on_terminal = not self.hidden and sys.stderr.isatty()
-        self.clock = clock
-        self.started = self.logged = clock()
-        self.parts_done = 0.0
-        self.part = 1.0
+    def __init__(self, title: str, hidden: bool):
+        self.title, self.hidden = title, hidden
+        self.on_terminal = not hidden and sys.stderr.isatty()
+        self.started = self.logged = time.monotonic()
+        self.parts_done, self.part = 0.0, 1.0
         self.scale = 1.0  # share of the current run, if there are several
-        self.first: tuple[float, float] | None = None  # time and share after the first batch
         self.has_resumed = False
-        self._bars = None
+        self.bars = None
 
     def status(self, message: str) -> None:
         """Show a step before there is a bar."""
-        if self.on_terminal and self._bars is None:
+        if self.on_terminal and self.bars is None:
             to_stderr(f"{CLEAR_LINE}{harmless(message)} …")
 
     def resumed(self, done: int, total: int) -> None:
         """Say once how much a checkpoint has."""
         if not self.hidden and not self.has_resumed:
-            self._clear()
             say(f"resuming: the checkpoint has {done:,} of {total:,} tokens.")
         self.has_resumed = True
 
@@ -219,36 +181,26 @@ class Progress:
         if self.hidden:
             return
         share = min(1.0, self.parts_done + self.part * progress.done / progress.total)
-        now = self.clock()
-        # Measure the speed from here on, because reading a checkpoint takes no time.
-        begin, before = self.first = self.first or (now, share)
         # Nothing is scored yet while a reference stores its states.
         so_far = "" if isnan(progress.perplexity) else f"perplexity {progress.perplexity:.2f}"
         if self.on_terminal:
-            if self._bars is None:
-                self._clear()
-                self._bars = make_bars()
-                self._task = self._bars.add_task(self.title, total=1.0, perplexity="")
-                with suppress(OSError):  # the terminal may be closed
-                    self._bars.start()
-            self._bars.update(self._task, completed=share, perplexity=so_far)
-        elif now - self.logged >= LOG_INTERVAL:
-            self.logged = now
-            said = [f"{self.title}: {share:.0%} after {minutes(now - self.started)}"]
-            if share > before:  # not in the first batch, which includes loading
-                said.append(f"{minutes((now - begin) / (share - before) * (1 - share))} left")
-            say(", ".join([*said, so_far] if so_far else said))
+            if self.bars is None:
+                self.close()  # clears the status
+                self.bars = make_bars()
+                self.task = self.bars.add_task(self.title, total=1.0, perplexity="")
+                self.bars.start()
+            self.bars.update(self.task, completed=share, perplexity=so_far)
+        elif (now := time.monotonic()) - self.logged >= LOG_INTERVAL:
+            self.logged, passed = now, (now - self.started) / 60
+            left = passed / share * (1 - share)
+            said = f"{self.title}: {share:.0%} after {passed:.0f} min, {left:.0f} min left"
+            say(", ".join(filter(None, [said, so_far])))
 
     def close(self) -> None:
         """Clear the line before other output."""
-        if self._bars is None:
-            self._clear()
-            return
-        with suppress(OSError):
-            self._bars.stop()
-
-    def _clear(self) -> None:
-        if self.on_terminal:
+        if self.bars is not None:
+            self.bars.stop()
+        elif self.on_terminal:
             to_stderr(CLEAR_LINE)
 
 
@@ -267,8 +219,3 @@ def make_bars():
         console=Console(file=sys.stderr),
         redirect_stdout=False,
     )
-
-
-def minutes(seconds: float) -> str:
-    hours, remaining = divmod(round(seconds / 60), 60)
-    return f"{hours} h {remaining} min" if hours else f"{remaining} min"

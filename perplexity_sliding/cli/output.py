@@ -10,7 +10,7 @@ from ..views import replaced
 from . import citing, comparing, rows, tables
 from .measuring import Report
 from .messages import harmless, list_some
-from .options import DATA_FORMATS, stored_options
+from .options import TIDY, stored_options
 
 # A text with this many times the bits per byte of most texts is of another kind.
 FAR_ABOVE = 1.75
@@ -35,7 +35,7 @@ def write(report: Report, args: argparse.Namespace) -> str | None:
     else:
         write_pieces(render(report, args), args.output)
     said = []
-    if args.format in DATA_FORMATS and args.format != "json":
+    if args.format in TIDY:
         said.append(plural(sum(1 for _ in tidy_rows(report, args)()), "row"))
     if report.num_empty:
         said.append(f"{plural(report.num_empty, 'empty text')} skipped")

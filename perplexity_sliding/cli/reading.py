@@ -1,40 +1,53 @@
-"""The texts of all files or of a dataset, one after the other, each with what its row says about it."""
+"""The texts of files or of a dataset, one after the other, each with what its row says about it.
+
+Nothing slow is imported but for Parquet and datasets, so that a missing or broken file is reported at
+once.
+"""
 
 import argparse
 import csv
+import glob
+import gzip
+import io
 import json
 import os
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
+import zlib
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from itertools import groupby, islice
+from itertools import chain, groupby, islice, zip_longest
 from pathlib import Path
 
 from ..arguments import runs_together
-from .files import (
-    SAVED,
-    STANDARD_INPUT,
-    TABLES,
-    Table,
-    list_files,
-    open_table,
-    read_text,
-    spoken,
-    table_format,
-)
-from .messages import say
-from .options import written_files
+from .messages import COMMAND, list_some, say
+from .options import spelled, written_files
 
+# Formats of tables by the ending of the file.
+TABLES = {
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".json": "json",
+    ".parquet": "parquet",
+}
+TEXTS = (".txt", ".text")
+STANDARD_INPUT = "-"
+# Files of a folder written by `save_to_disk` of the library datasets.
+SAVED = ("dataset_dict.json", "dataset_info.json")
+# Beginnings of files that are taken for texts by mistake.
+KINDS = {
+    b"%PDF-": "a PDF: extract its text first, with pdftotext for example",
+    b"PK\x03\x04": "a zip archive, or a Word or Excel file: save it as .txt or CSV UTF-8",
+    b"PAR1": "a Parquet table: give it a name that ends in .parquet",
+}
 DATASET = re.compile(r"(.+?):([^:]*):([^:\[]+(?:\[[^\]]*\])?):([^:]+)")
 COLUMNS = ("text_column", "context_column", "words_column", "id_column")
 # A table with this many first rows of one word each is warned of.
 FEWEST_ROWS = 5
-EXAMINED = 100_000  # characters of each text
-# Controls of ISO 8859, where Windows-1252 has quotation marks and dashes.
-CONTROLS = re.compile("[\x80-\x9f]")
-COLUMN_NAME = re.compile(r'"?[\w.-]+"?')
 
 
 @dataclass(frozen=True)
@@ -43,10 +56,8 @@ class Text:
 
     Attributes:
         name: its name in the output: that of its file or row.
-        text: the text to score.
         row: its number in a table or dataset, from 0; None for a file.
         share: its estimated share of the run, from sizes of files and numbers of rows.
-        context: text that is read before it without being scored.
         chat: messages to score instead; `text` then contains the assistant's.
         words: its words, or their (start, end) characters, end exclusive; None if not given, and for
             an empty row among rows of words.
@@ -83,45 +94,107 @@ class ReadText:
     carried: dict | list[dict] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Table:
+    """A table with one text per row, read row by row any number of times.
+
+    Attributes:
+        columns: names of the columns.
+        num_rows: number of rows that are not blank.
+        rows: reads the given columns of all rows; missing values are None.
+    """
+
+    name: str
+    columns: list[str]
+    num_rows: int
+    rows: Callable[[Sequence[str]], Iterator[dict]]
+
+
 # --- files ----------------------------------------------------------------------------------------
 
 
-def open_texts(args: argparse.Namespace) -> Iterator[Text]:
-    """List the files, and return an iterator over their texts; refuse missing files."""
+def open_texts(args: argparse.Namespace, names: list[str]) -> Iterator[Text]:
+    """Return an iterator over the texts of FILEs, or of --dataset; refuse missing files at once."""
     if args.dataset:
-        match = DATASET.fullmatch(args.dataset)
-        if match is None:
-            raise ValueError(f"--dataset must be NAME:CONFIG:SPLIT:COLUMN, got {args.dataset!r}.")
-        place = Path(match[1])  # if the dataset is local
-        check_outputs(args, [str(file) for file in (place, *place.rglob("*")) if file.is_file()])
-        return warned(read_dataset(*match.groups(), args))
-    files = list_files(args.files)
+        return read_dataset(args)
+    files = list_files(names)
     check_outputs(args, [file for file in files if file != STANDARD_INPUT])
     asked = [name for name in COLUMNS if getattr(args, name)]
-    if asked and not any(map(table_format, files)):
+    texts = [file for file in files if table_format(file) is None]
+    if texts and asked and (len(texts) == len(files) or args.words_column):
         raise ValueError(
-            f"--{asked[0].replace('_', '-')} requires a table, but {spoken(files[0])} is read as a "
-            f"text. Use a file whose name ends in {', '.join(TABLES)}."
+            f"{spelled(asked[0])} requires a table, but {spoken(texts[0])} is read as a text. Use a file "
+            f"whose name ends in {', '.join(TABLES)}."
         )
-    return warned(read_files(files, args))
+    return read_files(files, args)
 
 
-def open_each(args: argparse.Namespace) -> list[Iterator[Text]]:
-    """Return one iterator of texts per FILE."""
-    return [open_texts(argparse.Namespace(**vars(args) | {"files": [f]})) for f in args.files]
+def list_files(names: list[str]) -> list[str]:
+    """List the files of the names on the command line, in their order; "-" is standard input."""
+    if not names and sys.stdin.isatty():
+        raise ValueError(
+            f"There is nothing to score: pass a FILE, as in `{COMMAND} samples/story.txt`, pipe text in, "
+            "or pass --dataset. See --help."
+        )
+    files = []
+    for name in names or [STANDARD_INPUT]:
+        if os.path.isdir(name):
+            files += list_folder(Path(name))
+        elif glob.has_magic(name) and not os.path.exists(name):
+            found = sorted(filter(os.path.isfile, glob.glob(name, recursive=True)))
+            if not found:
+                raise ValueError(f"No file matches {name}.")
+            files += found
+        else:
+            if name != STANDARD_INPUT and not Path(name).is_fifo():  # which opens only once
+                open(name, "rb").close()
+            files.append(name)
+    return files
+
+
+def list_folder(folder: Path) -> list[str]:
+    """List the texts and tables in a folder and its subfolders, except for hidden ones."""
+    if any((folder / name).is_file() for name in SAVED):
+        raise ValueError(
+            f"{folder} is a dataset written by save_to_disk: pass --dataset {folder}::train:text, with "
+            "its own split and column."
+        )
+    inside = [
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not any(p.startswith(".") for p in path.relative_to(folder).parts)
+    ]
+    taken = [str(path) for path in inside if suffix(path.name) in (*TEXTS, *TABLES)]
+    others = [str(path) for path in inside if str(path) not in taken]
+    if not taken:
+        raise ValueError(
+            f"{folder} is a folder without {', '.join((*TEXTS, *TABLES))} files. Select other files "
+            f"with a glob: '{folder}/*'."
+        )
+    if others:
+        say(f"warning: skipped, as neither texts nor tables by their endings: {list_some(others)}.")
+    return taken
 
 
 def check_outputs(args: argparse.Namespace, names: list[str], what: str = "texts") -> None:
-    """Refuse to overwrite input files.
-
-    Args:
-        what: what the files are, for an error.
-    """
+    """Refuse to overwrite input files."""
     for option, path in written_files(args).items():
         if Path(path).exists() and any(Path(path).samefile(name) for name in names):
-            raise ValueError(
-                f"{option} must not be one of the {what}, got {path!r}. Use another file."
-            )
+            raise ValueError(f"{option} must not be one of the {what}, got {path!r}.")
+
+
+def table_format(name: str) -> str | None:
+    """Return the format of a table, csv, json or parquet, by its ending; None for a text."""
+    return TABLES.get(suffix(name))
+
+
+def suffix(name: str) -> str:
+    """Return the ending of a file's name in lower case, without that of gzip."""
+    return Path(name.lower().removesuffix(".gz")).suffix
+
+
+def spoken(name: str) -> str:
+    return "Standard input" if name == STANDARD_INPUT else name
 
 
 def read_files(files: list[str], args: argparse.Namespace) -> Iterator[Text]:
@@ -132,67 +205,179 @@ def read_files(files: list[str], args: argparse.Namespace) -> Iterator[Text]:
         try:
             if table_format(file):
                 yield from read_rows(open_table(file, args.encoding), args, share, file)
-                continue
-            if args.words_column:
-                raise ValueError(f"--words-column requires a table, but {spoken(file)} is a text.")
-            text = read_text(file, args.encoding)
-            yield Text(file, text, share=share, carried={"text": text} if args.keep_text else {})
+            else:
+                text = read_text(file, args.encoding)
+                if is_csv(text):
+                    say(
+                        f"warning: {spoken(file)} looks like CSV, but is read as prose. To score the "
+                        "texts in it, give it a name that ends in .csv."
+                    )
+                carried = {"text": text} if args.keep_text else {}
+                yield Text(file, text, share=share, carried=carried)
         except (ValueError, OSError) as error:
             if len(files) == 1 and not args.takes_each_file:
                 raise
             yield Text(file, "", error=error.strerror if isinstance(error, OSError) else str(error))
 
 
-def read_dataset(
-    name: str, config: str, split: str, column: str, args: argparse.Namespace
-) -> Iterator[Text]:
-    """Read a column of a dataset row by row from the disk.
+@contextmanager
+def opened_text(name: str, encoding: str | None) -> Iterator[io.TextIOWrapper]:
+    """Open a file or standard input: decompressed and decoded, with unchanged line ends."""
+    is_pipe = name == STANDARD_INPUT
+    with io.BytesIO(sys.stdin.buffer.read()) if is_pipe else open(name, "rb", 0) as raw:
+        file = io.BufferedReader(raw)
+        if file.peek(2).startswith(b"\x1f\x8b"):
+            file = io.BufferedReader(gzip.GzipFile(fileobj=file))
+        try:
+            head = file.peek(8)
+            if not head:
+                raise ValueError(f"{spoken(name)} is empty.")
+            for beginning, kind in KINDS.items():
+                if head.startswith(beginning):
+                    raise ValueError(f"{spoken(name)} is {kind}.")
+            is_utf16 = head.startswith((BOM_UTF16_LE, BOM_UTF16_BE))
+            yield io.TextIOWrapper(
+                file, encoding or ("utf-16" if is_utf16 else "utf-8-sig"), newline=""
+            )
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise ValueError(f"{spoken(name)} is gzipped, but broken: {error}.") from None
+        except (UnicodeError, LookupError) as error:
+            advice = "" if encoding else " Pass its --encoding, such as cp1252."
+            raise ValueError(
+                f"{spoken(name)} is not {encoding or 'UTF-8'} text: "
+                f"{getattr(error, 'reason', error)}.{advice}"
+            ) from None
 
-    Args:
-        name: a dataset of the Hub, a folder, one written by `save_to_disk`, or a file, which has only
-            a split "train".
-    """
-    import datasets
 
-    def table_of(rows: datasets.Dataset) -> Table:
-        return Table(
-            name, rows.column_names, len(rows), lambda wanted: iter(rows.select_columns(wanted))
+def read_text(name: str, encoding: str | None) -> str:
+    with opened_text(name, encoding) as file:
+        text = file.read()
+    if "\0" in text:
+        raise ValueError(
+            f"{spoken(name)} contains NUL characters, like a binary file. If it is a text, pass its "
+            "--encoding, such as utf-16-le."
         )
+    return text
+
+
+def is_csv(text: str) -> bool:
+    """Return whether a text begins with names of columns and rows of as many cells."""
+    names, *rows = csv.reader(text[:100_000].splitlines()[:20])
+    named = len(names) > 1 and all(re.fullmatch(r"[\w.-]+", name) for name in names)
+    return named and len(rows) > 0 and all(len(row) == len(names) for row in rows)
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def open_table(name: str, encoding: str | None) -> Table:
+    """Read a table once, so that a broken row is reported before anything is scored."""
+    if table_format(name) == "parquet":
+        return open_parquet(name)
+    read = read_csv if table_format(name) == "csv" else read_json
+    columns, num_rows = {}, 0
+    for row in read(name, encoding):
+        columns |= row
+        num_rows += 1
+
+    def rows(wanted: Sequence[str]) -> Iterator[dict]:
+        return ({column: row.get(column) for column in wanted} for row in read(name, encoding))
+
+    return Table(name, list(columns), num_rows, rows)
+
+
+def read_csv(name: str, encoding: str | None) -> Iterator[dict]:
+    """Yield the rows of a CSV or TSV file that are not blank; all cells are strings."""
+    csv.field_size_limit(2**31 - 1)  # a cell may be a book
+    with opened_text(name, encoding) as lines:
+        first = next(lines)
+        cut = {mark: next(csv.reader([first], delimiter=mark)) for mark in ",;\t"}
+        delimiter = "\t" if suffix(name) == ".tsv" else max(cut, key=lambda mark: len(cut[mark]))
+        reader = csv.reader(chain([first], lines), delimiter=delimiter, strict=True)
+        line = 0
+        try:
+            header = next(reader)
+            for record in reader:
+                if len(record) > len(header):
+                    raise ValueError(
+                        f"{name} has {len(record)} fields in line {reader.line_num}, but "
+                        f"{len(header)} columns. Quote texts that contain {delimiter!r}."
+                    )
+                line = reader.line_num
+                if record:
+                    yield dict(zip_longest(header, record))
+        except csv.Error as error:
+            raise ValueError(
+                f"{name} could not be read as a table from line {line + 1} on: {error}. Quote texts "
+                "that contain quotes, and double these."
+            ) from None
+
+
+def read_json(name: str, encoding: str | None) -> Iterator[dict]:
+    """Yield the objects of a file: one a line, or all in a list."""
+    with opened_text(name, encoding) as file:
+        lines = filter(str.strip, file)
+        first = next(lines, "")
+        if first.lstrip().startswith("["):
+            first, lines = first + "".join(lines), ()
+        for number, line in enumerate(chain([first], lines), 1):
+            try:
+                value = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(
+                    f"{name} could not be read as a table: object {number}: {error}."
+                ) from None
+            for row in value if isinstance(value, list) else [value]:
+                if not isinstance(row, dict):
+                    raise ValueError(
+                        f'{name}: object {number} must be a JSON object such as {{"text": "…"}}, got a '
+                        f"{type(row).__name__}."
+                    )
+                yield row
+
+
+def open_parquet(name: str) -> Table:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        file = pyarrow.parquet.ParquetFile(name)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ValueError(f"{name} could not be read as a table: {error}.") from None
+
+    def rows(wanted: Sequence[str]) -> Iterator[dict]:
+        for batch in file.iter_batches(1000, columns=list(wanted)):
+            yield from batch.to_pylist()
+
+    return Table(name, file.schema_arrow.names, file.metadata.num_rows, rows)
+
+
+def read_dataset(args: argparse.Namespace) -> Iterator[Text]:
+    """Read a column of a dataset of the Hub, a folder, or what `save_to_disk` wrote, row by row."""
+    match = DATASET.fullmatch(args.dataset)
+    if match is None:
+        raise ValueError(f"--dataset must be NAME:CONFIG:SPLIT:COLUMN, got {args.dataset!r}.")
+    name, config, split, column = match.groups()
+    import datasets
 
     if args.hides_progress or not sys.stderr.isatty():
         datasets.disable_progress_bars()
-    splits, table = {}, None
     try:
-        if Path(name).is_file():
-            if table_format(name) is None:
-                raise ValueError("it must be a CSV, TSV, JSON lines or Parquet file.")
-            splits = {"train": open_table(name, args.encoding)}
-        elif any(Path(name, saved).is_file() for saved in SAVED):
+        if any(Path(name, saved).is_file() for saved in SAVED):
             saved = datasets.load_from_disk(name)
             if not isinstance(saved, datasets.DatasetDict):
                 saved = {split.partition("[")[0]: saved}
-            splits = {key: table_of(rows) for key, rows in saved.items()}
-        else:
-            table = table_of(datasets.load_dataset(name, config or None, split=split))
-        if table is None:
-            sizes = {key: of_split.num_rows for key, of_split in splits.items()}
+            sizes = {key: len(rows) for key, rows in saved.items()}
             (part,) = datasets.ReadInstruction.from_spec(split).to_absolute(sizes)
-            table = rows_between(splits[part.splitname], part.from_, part.to)
+            rows = saved[part.splitname].select(range(part.from_, part.to))
+        else:
+            rows = datasets.load_dataset(name, config or None, split=split)
     except (datasets.exceptions.DatasetsError, ValueError, OSError) as error:
         raise ValueError(f"--dataset={args.dataset} could not be loaded: {error}") from error
+    select = rows.select_columns
+    table = Table(name, rows.column_names, len(rows), lambda wanted: iter(select(wanted)))
     check_column("--dataset", table, column)
-    if not table.num_rows:
-        raise ValueError(f"--dataset={args.dataset} has no rows.")
     yield from read_rows(table, args, column=column)
-
-
-def rows_between(table: Table, first: int | None, end: int | None) -> Table:
-    first, end, _ = slice(first, end).indices(table.num_rows)
-    return replace(
-        table,
-        num_rows=max(0, end - first),
-        rows=lambda wanted: islice(table.rows(wanted), first, end),
-    )
 
 
 # --- rows -----------------------------------------------------------------------------------------
@@ -211,9 +396,11 @@ def read_rows(
         name: the file in the names of rows; None for a dataset.
         column: that of the texts; by default the given one, `text`, or the only one.
     """
+    if not table.num_rows:
+        raise ValueError(f"{table.name} has no rows.")
     column = column or choose_column(table, args.text_column)
     for option in COLUMNS[1:]:
-        check_column(f"--{option.replace('_', '-')}", table, getattr(args, option))
+        check_column(spelled(option), table, getattr(args, option))
     if column == args.context_column:
         raise ValueError(
             f"--context-column must differ from the column of the texts, got {column!r}."
@@ -226,42 +413,37 @@ def read_rows(
             place = f"row {number}" if name is None else f"{name} row {number}"
             # An empty cell is an empty text or context: in which shard it stands does not matter.
             cells = {of: "" if row[of] is None else row[of] for of in needed}
-            chat = words = error = None
-            if is_chat(cells[column]):
-                chat = [without_none(message) for message in cells[column]]
+            text, chat, words, error = cells[column], None, None, None
+            if is_chat(text):
+                chat = [without_none(message) for message in text]
                 # the assistant's messages determine the size of a chat and whether it is empty
-                told = (str(m["content"]) for m in chat if m["role"] == "assistant")
-                cells[column] = "\n".join(told)
-            text, context = cells[column], cells.get(args.context_column)
-            try:
-                if not (isinstance(text, str) and isinstance(context, str | None)):
-                    got, of = (
-                        (context, args.context_column) if isinstance(text, str) else (text, column)
+                text = "\n".join(str(m["content"]) for m in chat if m["role"] == "assistant")
+            if not isinstance(text, str):
+                error = f"{place} must have a text or a chat in {column!r}, got {text!r:.80}."
+                text = ""
+            elif args.words_column:
+                words = read_words(cells[args.words_column], text)
+                if words is None:
+                    error = (
+                        "--words-column must be words separated by spaces or |, or a list of words or of "
+                        f"ascending [start, end] pairs of characters, end exclusive, within the "
+                        f"{len(text)} of the text, got {cells[args.words_column]!r:.80} in {place}."
                     )
-                    text = ""
-                    raise ValueError(
-                        f"{place} must have a text or a chat in the column {of!r}, got {got!r:.80}."
-                    )
-                if args.words_column:
-                    words = read_words(cells[args.words_column], text, place)
-                elif args.words and re.search(r"\w\|\w", text):
-                    raise ValueError(
-                        f"{place} has | between its words. Put the regions into a column of their own, "
-                        "without | in the text, and name it by --words-column."
-                    )
-            except ValueError as reason:
-                error = str(reason)
+            elif args.words and re.search(r"\w\|\w", text):
+                error = (
+                    f"{place} has | between its words. Put the regions into a column of their own, "
+                    "without | in the text, and name it by --words-column."
+                )
+            others = {of: cell for of, cell in row.items() if args.keep_text or of not in needed}
             yield Text(
                 name=str(row[args.id_column]) if args.id_column else place,
                 text=text,
                 row=number,
                 share=share / table.num_rows,
-                context=context,
+                context=cells.get(args.context_column),
                 chat=chat,
                 words=words,
-                carried={
-                    of: cell for of, cell in row.items() if args.keep_text or of not in needed
-                },
+                carried=others,
                 error=error,
             )
 
@@ -329,25 +511,18 @@ def join_words(texts: Iterator[Text], args: argparse.Namespace) -> Iterator[Text
                 "without the words before it. Pass --words, and the column that the words of a "
                 "sentence share as --id-column, to join them."
             )
-        yield from first
-        yield from texts
+        yield from chain(first, texts)
         return
-    seen, warns = set(), True
+    seen = set()
     for name, group in groupby(texts, key=lambda text: text.name):
         rows = list(group)
         has_word = any(map(is_one_word, rows))
-        if has_word and len(rows) == 1 and name in seen:
+        if has_word and name in seen:
             raise ValueError(
                 f"rows of an item are not adjacent, such as row {rows[0].row} of {name!r}: sort the "
                 f"table by {args.id_column}, and by the position in it."
             )
         seen.add(name)
-        if warns and not has_word and len(rows) > 1:
-            warns = False
-            say(
-                f"warning: the rows of {name!r} share an id, but none is a single word: each is scored "
-                "as a text of its own. Put regions of one text into one row, with --words-column."
-            )
         if not has_word or len(rows) == 1:
             yield from rows
             continue
@@ -373,8 +548,12 @@ def is_one_word(row: Text) -> bool:
     return not row.chat and len(word.split()) == 1 and is_spaced
 
 
-def read_words(cell: object, text: str, name: str) -> list:
-    """Read the words of a text: a list, a JSON list, regions between |, or words between spaces."""
+def read_words(cell: object, text: str) -> list | None:
+    """Read the words of a text: a list, a JSON list, regions between |, or words between spaces.
+
+    Returns:
+        words, or ascending (start, end) characters, end exclusive; None if the cell has neither.
+    """
     if isinstance(cell, str) and cell.lstrip().startswith("["):
         with suppress(json.JSONDecodeError):
             cell = json.loads(cell)
@@ -388,44 +567,4 @@ def read_words(cell: object, text: str, name: str) -> list:
             ends = [0, *(end for _, end in cell)]
             if ends[-1] <= len(text) and all(a <= b < c for a, (b, c) in zip(ends, cell)):
                 return cell
-    raise ValueError(
-        "--words-column must be words separated by spaces or |, or a list of words or of ascending "
-        f"[start, end] pairs of characters, end exclusive, within the {len(text)} of the text, got "
-        f"{cell!r:.80} in {name}."
-    )
-
-
-# --- mistakes -------------------------------------------------------------------------------------
-
-
-def warned(texts: Iterator[Text]) -> Iterator[Text]:
-    """Yield the texts; warn once of a wrong encoding, and once of a CSV that is read as a text."""
-    said = set()
-    for text in texts:
-        head = text.text[:EXAMINED]
-        control = CONTROLS.search((text.context or "")[:EXAMINED] + head)
-        if control is not None and "encoding" not in said:
-            said.add("encoding")
-            say(
-                f"warning: {text.name} has control characters such as U+{ord(control[0]):04X}, which are "
-                "quotation marks and dashes in Windows files. Pass --encoding cp1252; if that is "
-                "refused, the text was decoded as latin-1 before it was written: repair it."
-            )
-        if text.row is None and "table" not in said and is_csv(head):
-            said.add("table")
-            say(
-                f"warning: {text.name} looks like CSV, but is read as prose. To score the texts in it, "
-                "give it a name that ends in .csv or .tsv."
-            )
-        yield text
-
-
-def is_csv(text: str) -> bool:
-    """Return whether a text begins with names of columns and rows of as many cells."""
-    first, *lines = text.split("\n")[:50]
-    for delimiter in ",\t;":
-        names = first.rstrip("\r").split(delimiter)
-        if len(names) > 1 and all(map(COLUMN_NAME.fullmatch, names)):
-            rows = [row for row in csv.reader(lines[:-1], delimiter=delimiter) if row]
-            return bool(rows) and sum(len(row) == len(names) for row in rows) >= 0.8 * len(rows)
-    return False
+    return None

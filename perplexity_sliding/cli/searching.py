@@ -9,11 +9,10 @@ import shlex
 import sys
 
 from ..wikitext import LAYOUTS, arrange
-from .messages import Progress, program_name, say, to_stdout
-from .options import BUNDLED_MODEL, as_list, parse_arguments, with_hyphens
+from .messages import COMMAND, Progress, say, to_stdout
+from .options import BUNDLED_MODEL, as_list, parse_arguments, spelled, without_secrets
 from .reading import open_texts
 from .tables import Column, format_value, lay_out, tabulate
-from .values import without_secrets
 
 MOST_SHOWN = 20
 TITLES = {
@@ -37,7 +36,7 @@ def search(args: argparse.Namespace) -> int:
     try:
         progress.status("Reading")
         names = ("dataset", "text_column", "encoding")
-        given = [(f"--{with_hyphens(name)}", getattr(args, name)) for name in names]
+        given = [(spelled(name), getattr(args, name)) for name in names]
         options = [str(word) for pair in given if pair[1] is not None for word in pair]
         if len(args.find) == 1 or args.models[1:]:
             texts, called = (
@@ -80,7 +79,7 @@ def read_corpus(args: argparse.Namespace, files: list[str]) -> list[str]:
     Raises:
         ValueError: a text cannot be read, or is a chat.
     """
-    texts = list(open_texts(argparse.Namespace(**vars(args) | {"files": files})))
+    texts = list(open_texts(args, files))
     for text in texts:
         if text.error is not None:
             raise ValueError(f"{text.name}: {text.error}")
@@ -98,8 +97,7 @@ def as_called(command: str | list[str], args: argparse.Namespace) -> str | list[
     if args.model_kwargs:
         given = json.dumps(without_secrets(args.model_kwargs))
         command += f" {shlex.join(['--model-kwargs', given])}"
-    program = program_name()
-    return command if program == "score.py" else command.replace("python score.py", program)
+    return command.replace("python score.py", COMMAND)
 
 
 def to_text(result: dict) -> str:
