@@ -1,26 +1,19 @@
 """A killed run resumes where it stopped, and ends with the very same result."""
 
 import copy
-import multiprocessing
 import os
 import random
-import re
-import shutil
 import signal
 import sqlite3
-import sys
-import tempfile
 import threading
 import time
-from collections import Counter
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 from models import make_model, random_text
 
-from perplexity_sliding.scoring.checkpoint import Checkpoint
+from perplexity_sliding.scoring import checkpoint
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
 
@@ -135,17 +128,14 @@ def test_another_one_never_matches(metric, arguments, path, gpt2, what):
     assert metric.compute(checkpoint=path, **changed) == metric.compute(**changed)
 
 
-def text(path, data):
-    path.write_text("Call me Ishmael. " * 100)
-
-
-def another_programs_database(path, data):
+def another_programs_database(path):
     path.unlink()
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE bookmarks (url TEXT)")
 
 
-def damaged(path, data):
+def half_of_it_damaged(path):
+    data = path.read_bytes()
     half = len(data) // 2
     path.write_bytes(data[:100] + b"\x7f" * (half - 100) + data[half:])
 
@@ -153,51 +143,18 @@ def damaged(path, data):
 @pytest.mark.parametrize(
     "spoil, reason",
     [
-        (text, "cannot be used"),
-        (another_programs_database, "cannot be used: it is a database of another program"),
-        (damaged, "cannot be"),
+        (lambda path: path.write_text("Call me Ishmael. " * 100), "file is not a database"),
+        (another_programs_database, "it is a database of another program"),
+        (half_of_it_damaged, ".*malformed"),
     ],
 )
 def test_another_file_is_refused_and_left_as_it_is(metric, arguments, path, spoil, reason):
     metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
-    spoil(path, path.read_bytes())
+    spoil(path)
     spoiled = path.read_bytes()
-    with pytest.raises(ValueError, match=rf"`checkpoint`=.*run\.sqlite' {reason}"):
+    with pytest.raises(ValueError, match=rf"`checkpoint`=.*run\.sqlite' cannot be used: {reason}"):
         metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
     assert path.read_bytes() == spoiled
-
-
-def test_scores_of_the_wrong_size_are_scored_again(metric, arguments, path):
-    expected = metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
-    with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE scores SET scores = x'00000000' WHERE end > first_read + 2")
-    with pytest.warns(UserWarning, match=r"run\.sqlite' is damaged: \d+ of the \d+ scores of a te"):
-        assert metric.compute(predictions=TEXTS, checkpoint=path, **arguments) == expected
-
-
-@pytest.mark.filterwarnings("ignore:.*is damaged")
-@pytest.mark.parametrize("first", range(4))
-def test_a_flipped_bit_never_gives_a_wrong_number(metric, arguments, path, first):
-    """Wherever in the file it is: the same result comes out, or one sentence that names the file."""
-    text = {"predictions": [TEXTS[1]]}
-    expected = pytest.approx(
-        metric.compute(checkpoint=path, **text, **arguments)["total_nll"], 1e-6
-    )
-    data, outcomes = path.read_bytes(), Counter()
-    for place in range(first * 97, len(data), 397):
-        spoiled = bytearray(data)
-        spoiled[place] ^= 1 << place % 8
-        path.write_bytes(spoiled)
-        try:
-            result = metric.compute(checkpoint=path, **text, **arguments)
-            assert result["total_nll"] == expected
-            outcomes["same"] += 1
-        except ValueError as error:
-            assert re.match(
-                r"`checkpoint`='.*run\.sqlite' cannot be (used|read|written)", str(error)
-            )
-            outcomes["refused"] += 1
-    assert outcomes["same"] > outcomes["refused"]
 
 
 def test_alternatives_are_kept_too(metric, arguments, path):
@@ -249,117 +206,47 @@ def test_models_of_one_signature_are_told_apart_by_their_probes(metric, argument
     assert result == metric.compute(predictions=TEXTS, **arguments)
 
 
-# ---- a disk that fails
-
-
-def make_read_only(folder):
-    for path in (*folder.iterdir(), folder):
-        path.chmod(0o555 if path.is_dir() else 0o444)
-
-
-@needs_fork
-def test_a_complete_checkpoint_on_a_read_only_disk(metric, arguments, tmp_path):
-    """It is all that is needed; what it lacks cannot be added to it."""
-    folder = Path(tempfile.mkdtemp(dir="/tmp"))
-    expected = metric.compute(predictions=TEXTS, checkpoint=folder / "run.sqlite", **arguments)
-    make_read_only(folder)
-
-    def resume(texts, results):
-        if os.getuid() == 0:
-            os.setuid(65534)  # whom permissions bind
-        try:
-            results.put(
-                metric.compute(predictions=texts, checkpoint=folder / "run.sqlite", **arguments)
-            )
-        except Exception as error:
-            results.put(repr(error))
-
-    context = multiprocessing.get_context("fork")
-    results = context.Queue()
-    for texts in (TEXTS, [random_text(50, seed=9)]):
-        child = context.Process(target=resume, args=(texts, results))
-        child.start()
-        result = results.get(timeout=60)
-        child.join(60)
-        if texts is TEXTS:
-            assert result == expected
-        else:
-            assert "cannot be written: attempt to write a readonly database" in result
-            assert "Its contents are intact" in result
-    folder.chmod(0o755)
-    shutil.rmtree(folder)
-
-
-def fill_disk(path, connection):
-    connection.execute("PRAGMA max_page_count = 4")
-
-
-def lock_file(path, connection):
-    connection.execute("PRAGMA busy_timeout = 50")
-    holder = sqlite3.connect(path, isolation_level=None)
-    holder.execute("BEGIN EXCLUSIVE")
-    holders.append(holder)
+# ---- a file that cannot be used
 
 
 @pytest.mark.parametrize("moment", [False, True])
 def test_a_file_that_another_run_has(metric, arguments, path, monkeypatch, moment):
-    """It was "database is locked", and where it was read, damaged: the advice was to remove it."""
     expected = metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
-    monkeypatch.setattr(sys.modules[Checkpoint.__module__], "WAIT_S", 60 if moment else 0.01)
+    monkeypatch.setattr(checkpoint, "WAIT_S", 60 if moment else 0.01)
     other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     other.execute("BEGIN EXCLUSIVE")
     if moment:
         threading.Timer(0.3, other.execute, ["ROLLBACK"]).start()
         assert metric.compute(predictions=TEXTS, checkpoint=path, **arguments) == expected
     else:
-        with pytest.raises(ValueError, match="is in use: another run, or another program"):
+        with pytest.raises(ValueError, match=r"locked\. Where another run has it locked, wait for"):
             metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
     other.close()
 
 
-def delete_file(path, connection):
-    path.unlink()
-
-
-holders: list[sqlite3.Connection] = []
-
-
-@pytest.mark.parametrize(
-    "spoil, reason",
-    [
-        (fill_disk, "cannot be written: .*full"),
-        (lock_file, "is in use: another run"),
-        (delete_file, "cannot be written: .*(readonly|disk I/O error)"),
-    ],
-)
-def test_a_disk_that_fails_while_scoring(metric, arguments, path, monkeypatch, spoil, reason):
-    """One sentence; what was saved resumes, where it is not gone."""
+def test_a_disk_that_is_full(metric, arguments, path, monkeypatch):
+    """One sentence; what was saved resumes."""
     arguments |= {"batch_size": 1, "stride": 1}
     expected = metric.compute(predictions=TEXTS, **arguments)
-    from perplexity_sliding.scoring import checkpoint as module
-
     saves = []
-    save = module.Checkpoint.save
+    save = checkpoint.Checkpoint.save
 
-    def spoiled(self, scores):
-        saves.append(len(saves))
+    def fill_disk(self, scores):
+        saves.append(scores)
         if len(saves) == 4:
-            spoil(path, self.connection)
+            self.connection.execute("PRAGMA max_page_count = 4")
         save(self, scores)
 
     with monkeypatch.context() as patch:
-        patch.setattr(module.Checkpoint, "save", spoiled)
-        with pytest.raises(ValueError, match=rf"run\.sqlite' {reason}"):
+        patch.setattr(checkpoint.Checkpoint, "save", fill_disk)
+        with pytest.raises(ValueError, match=r"run\.sqlite' cannot be used: .*full"):
             metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
-    for holder in holders:
-        holder.close()
-    holders.clear()
     progress = []
     resumed = metric.compute(
         predictions=TEXTS, checkpoint=path, callback=progress.append, **arguments
     )
     assert resumed == expected
-    assert (len(progress) < expected["num_windows"]) == (spoil is not delete_file)
+    assert len(progress) < expected["num_windows"]
 
 
 # A run in a process of its own.  Forked, so that twenty of them need not load torch twenty times.

@@ -4,19 +4,15 @@ Every batch is one transaction: the file has whole batches whenever the process 
 score is the model's signature and probe, the text's hash, and the tokens that the pass reads.  Another
 model, dtype or text never matches; another stride, window or protocol over the same text reuses the
 scores.  Several runs may share a file.
-
-Disks corrupt data silently: every row has a checksum, and damaged rows are scored again.
 """
 
 import sqlite3
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import xxhash
 
 from ..digests import digest_of_line, same_probe
 from ..errors import Wording
@@ -26,29 +22,17 @@ from ..plan.windows import Pass
 from .measures import Measure
 
 # Identifies the program that owns a SQLite file: an arbitrary number in the header.
-APPLICATION_ID = 0x50504C36
+APPLICATION_ID = 0x50504C37
 # Another run locks the file for moments; a stopped one, or another program, may never release it.
 WAIT_S = 60.0
 TABLE = """
 CREATE TABLE IF NOT EXISTS scores (
     model TEXT, text TEXT, first_read INTEGER, start_token INTEGER, end INTEGER, targets TEXT,
-    name TEXT, probes TEXT NOT NULL, dtype TEXT NOT NULL, width INTEGER NOT NULL,
-    scores BLOB NOT NULL, checksum BLOB NOT NULL,
+    name TEXT, probes TEXT NOT NULL, dtype TEXT NOT NULL, scores BLOB NOT NULL,
     PRIMARY KEY (model, text, first_read, start_token, end, targets, name)
 ) WITHOUT ROWID
 """
 NO_START_TOKEN = -1
-# Errors of Python's sqlite3 on a damaged file, too large numbers and invalid UTF-8 among them.
-FILE_ERRORS = (sqlite3.Error, OverflowError, UnicodeDecodeError)
-IN_USE = (
-    "is in use: another run, or another program, has it locked for {wait:g} s now. Its contents are "
-    "intact: wait for that run or end it, and repeat the call; or name another file."
-)
-UNREADABLE = "cannot be read: {error}. It is damaged: remove it, or name another file."
-UNWRITABLE = (
-    "cannot be written: {error}. Its contents are intact: free disk space, and repeat the call to "
-    "resume. Where the file is damaged, remove it."
-)
 
 
 class StoredPass(NamedTuple):
@@ -66,19 +50,18 @@ class Checkpoint:
         path: the file; created if it is missing.
 
     Raises:
-        ValueError: the file cannot be read, or was not created by this program.
+        ValueError: the file cannot be used, or was not created by this program.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = str(path)
         self.model = ""  # digest of its description
         self.names: dict[str, str] = {}  # stored name of each wanted column
-        # Descriptions and probes of the models that each column depends on.
+        # description and probe of the models that each wanted column depends on
         self.identities: dict[str, list[tuple[str, float]]] = {}
         self.prefixes_agree = True
-        with self._explaining("cannot be used: {error}."):
+        with self._explaining():
             self.connection = sqlite3.connect(self.path, timeout=WAIT_S, isolation_level=None)
-            self.connection.text_factory = lambda text: text.decode("utf-8", "replace")
             [tables] = self.connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
             [owner] = self.connection.execute("PRAGMA application_id").fetchone()
             if tables and owner != APPLICATION_ID:
@@ -92,10 +75,7 @@ class Checkpoint:
                     self.connection.execute(TABLE)
 
     def use(
-        self,
-        models: Sequence[ScoredModel],
-        measures: Sequence[Measure],
-        key_prefix: str = "",
+        self, models: Sequence[ScoredModel], measures: Sequence[Measure], key_prefix: str = ""
     ) -> None:
         """Set the models and measures whose scores are looked up and stored.
 
@@ -106,18 +86,15 @@ class Checkpoint:
         identities = []
         for scored in models:
             with scored.as_scored():
-                description = describe_model(scored)
-            if scored.probe is None:
-                raise RuntimeError(
-                    f"{scored.description} must be identified first: call identify()."
-                )
-            identities.append((description, scored.probe))
+                assert scored.probe is not None
+                identities.append((describe_model(scored), scored.probe))
         digests = [digest_of_line(description) for description, _ in identities]
         self.model = digests[0]
         self.prefixes_agree = all(scored.prefixes_agree for scored in models)
         if not self.prefixes_agree:
             # A run with shorter windows does not see that their length matters.
             key_prefix += "whole passes/"
+        self.names, self.identities = {}, {}
         for measure in measures:
             beside = "".join(f"{digest}/" for digest in digests[1 : measure.num_models])
             for name in measure.columns:
@@ -136,19 +113,16 @@ class Checkpoint:
         finished = {}
         for place, (text, pass_) in enumerate(wanted):
             own = pass_.end, ranges_as_text(pass_)
-            usable = sorted(
-                (
-                    one
-                    for one in stored[text].get(start_of(pass_), ())
-                    if (self.prefixes_agree or one.end == pass_.end)
-                    and self.names.keys() <= one.columns.keys()
-                ),
-                key=lambda one: (
-                    (one.end, one.ranges) != own
-                ),  # rounded as it was, where it is stored
-            )
+            usable = [
+                one
+                for one in stored[text].get(start_of(pass_), ())
+                if (self.prefixes_agree or one.end == pass_.end)
+                and self.names.keys() <= one.columns.keys()
+            ]
             if not usable:
                 continue
+            # first the pass itself, whose scores are rounded as they were
+            usable.sort(key=lambda one: (one.end, one.ranges) != own)
             targets, first_places = np.unique(
                 np.concatenate([targets_of(one.ranges) for one in usable]), return_index=True
             )
@@ -168,42 +142,29 @@ class Checkpoint:
             key = self.model, text, *start_of(pass_), pass_.end, ranges_as_text(pass_)
             for name, values in columns.items():
                 probes = " ".join(repr(probe) for _, probe in self.identities[name])
-                width = 0 if values.ndim == 1 else values.shape[1]
-                packed = values.dtype.str, width, np.ascontiguousarray(values).tobytes()
-                row = *key, self.names[name], probes, *packed
-                rows.append((*row, checksum(row)))
-        with self._explaining(UNWRITABLE), self._writing():
-            marks = ", ".join("?" * 12)
+                dtype = f"{values.shape[1:]}{values.dtype.str}"  # of a target's value, or its row
+                packed = np.ascontiguousarray(values).tobytes()
+                rows.append((*key, self.names[name], probes, dtype, packed))
+        with self._explaining(), self._writing():
+            marks = ", ".join("?" * 10)
             self.connection.executemany(f"INSERT OR REPLACE INTO scores VALUES ({marks})", rows)
 
     def _read_text(self, text: str) -> dict[tuple[int, int], list[StoredPass]]:
         """Return the stored passes over a text, by the first token that they read and their start token."""
         marks = ", ".join("?" * len(self.names))
         query = f"SELECT * FROM scores WHERE model = ? AND text = ? AND name IN ({marks})"
-        with self._explaining(UNREADABLE):
+        with self._explaining():
             found = self.connection.execute(query, (self.model, text, *self.names.values()))
             rows = found.fetchall()
-        whole = [row for *row, digest in rows if digest == checksum(row)]
-        if len(whole) < len(rows):
-            warnings.warn(
-                Wording(
-                    f"`checkpoint`={self.path!r} is damaged: {len(rows) - len(whole)} of the "
-                    f"{len(rows)} scores of a text are not what was stored. They are computed "
-                    "again."
-                ),
-                stacklevel=2,
-            )
         column_of = {stored: column for column, stored in self.names.items()}
         passes: dict[tuple, dict[tuple, StoredPass]] = {}
-        for _, _, begin, start, end, ranges, name, probes, dtype, width, scores in whole:
+        for _, _, begin, start, end, ranges, name, probes, dtype, scores in rows:
             column = column_of[name]
             measured = zip(probes.split(), self.identities[column])
-            if not all(same_probe(float(old), new, line) for old, (line, new) in measured):
-                continue
-            stored = passes.setdefault((begin, start), {})
-            columns = stored.setdefault((end, ranges), StoredPass(end, ranges, {})).columns
-            values = np.frombuffer(scores, dtype=dtype)
-            columns[column] = values.reshape(-1, width) if width else values
+            if all(same_probe(float(old), new, line) for old, (line, new) in measured):
+                stored = passes.setdefault((begin, start), {})
+                one = stored.setdefault((end, ranges), StoredPass(end, ranges, {}))
+                one.columns[column] = np.frombuffer(scores, dtype)
         return {key: list(stored.values()) for key, stored in passes.items()}
 
     @contextmanager
@@ -214,13 +175,17 @@ class Checkpoint:
             yield
 
     @contextmanager
-    def _explaining(self, reason: str) -> Iterator[None]:
-        """Convert an error of the file to a ValueError with a reason, or say that the file is locked."""
+    def _explaining(self) -> Iterator[None]:
         try:
             yield
-        except FILE_ERRORS as error:
-            said = (IN_USE if "locked" in str(error) else reason).format(error=error, wait=WAIT_S)
-            raise ValueError(Wording(f"`checkpoint`={self.path!r} {said}")) from error
+        except sqlite3.Error as error:
+            raise ValueError(
+                Wording(
+                    f"`checkpoint`={self.path!r} cannot be used: {error}. Where another run has it "
+                    "locked, wait for that; where the disk is full, free space; and repeat the call to "
+                    "resume. Otherwise remove it, or name another file."
+                )
+            ) from error
 
 
 @contextmanager
@@ -246,8 +211,3 @@ def ranges_as_text(pass_: Pass) -> str:
 def targets_of(ranges: str) -> np.ndarray:
     spans = (map(int, span.split("-")) for span in ranges.split(","))
     return np.concatenate([np.arange(first, end) for first, end in spans])
-
-
-def checksum(row: Sequence[object]) -> bytes:
-    """Digest the values of a row, and by their repr their types."""
-    return xxhash.xxh3_64(repr(tuple(row)).encode()).digest()

@@ -14,7 +14,6 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import xxhash
 
 from ..errors import Wording
 
@@ -38,8 +37,6 @@ class Processes:
 
     def __init__(self, distributed: bool) -> None:
         self.rank, self.count = 0, 1
-        self.run = ""
-        self.num_exchanges = 0
         if distributed:
             try:
                 from accelerate import PartialState
@@ -54,8 +51,18 @@ class Processes:
             self.rank, self.count = state.process_index, state.num_processes
 
     def share(self, costs: Sequence[int]) -> list[int]:
-        """Return the indices of this process's pieces of work."""
-        return share_out(costs, self.count)[self.rank]
+        """Return the indices of this process's pieces of work, the most expensive first.
+
+        Each piece, largest first, is assigned to the least loaded process: Graham's
+        longest-processing-time rule (1969), at most 4/3 of the best possible finish.
+        """
+        parts: list[list[int]] = [[] for _ in range(self.count)]
+        loads = [(0, rank) for rank in range(self.count)]
+        for place in sorted(range(len(costs)), key=costs.__getitem__, reverse=True):
+            load, rank = heapq.heappop(loads)
+            parts[rank].append(place)
+            heapq.heappush(loads, (load + costs[place], rank))
+        return parts[self.rank]
 
     def agree(self, describe: Callable[[], str], what: str, advice: str) -> None:
         """Check that all processes have the same input.
@@ -69,48 +76,32 @@ class Processes:
         """
         if self.count == 1:
             return
-        description = describe()
-        descriptions = self.exchange(description)
+        descriptions = self.exchange(describe())
         differing = [rank for rank, other in enumerate(descriptions) if other != descriptions[0]]
         if differing:
             error = ValueError(
                 f"The {what} must be the same in all processes with distributed=True, but those of "
                 f"process {differing[0]} differ from those of process 0. {advice}"
             )
-            raise _shared(error)
-        self.run += xxhash.xxh3_128_hexdigest(description.encode())
+            raise shared(error)
 
     def exchange(self, value: object, error: Exception | None = None) -> list:
         """Send a value to all processes; return the values of all, by rank.
 
         An error in one is raised in each, so that none waits.
-
-        Raises:
-            RuntimeError: the processes are at different places of their work.
         """
         if self.count == 1:
-            if error is not None:
-                raise error
             return [value]
         from accelerate.utils import gather_object
 
-        place = self.run, self.num_exchanges  # the run is empty until all processes agree on it
-        self.num_exchanges += 1
         try:
-            messages = gather_object([(place, _portable(error), value)])
+            messages = gather_object([(portable(error), value)])
         except Exception as failure:  # another process has ended: no exchange is possible
-            raise _shared(failure) from None
-        for rank, (_, failed, _) in enumerate(messages):
+            raise shared(failure) from None
+        for rank, (failed, _) in enumerate(messages):
             if failed is not None:
-                raise _shared(error if error is not None and rank == self.rank else failed)
-        if any(other != place for other, _, _ in messages):
-            raise _shared(
-                RuntimeError(
-                    "The processes are out of step: one is in another call than the "
-                    "others. With distributed=True each must make the same calls in the same order."
-                )
-            )
-        return [other for _, _, other in messages]
+                raise shared(error if error is not None and rank == self.rank else failed)
+        return [other for _, other in messages]
 
     def announce(self, error: Exception) -> None:
         """Log at once that this process failed; the others raise the error at the next exchange."""
@@ -134,30 +125,14 @@ class Processes:
             raise
 
 
-def share_out(costs: Sequence[int], num_parts: int) -> list[list[int]]:
-    """Distribute pieces of work evenly: assign each, largest first, to the least loaded process.
-
-    Graham's longest-processing-time rule (1969): at most 4/3 of the best possible finish.
-    """
-    parts: list[list[int]] = [[] for _ in range(num_parts)]
-    loads = [(0, part) for part in range(num_parts)]
-    for place in sorted(range(len(costs)), key=costs.__getitem__, reverse=True):
-        load, part = heapq.heappop(loads)
-        parts[part].append(place)
-        heapq.heappush(loads, (load + costs[place], part))
-    return parts
-
-
-def _shared(error: Exception) -> Exception:
+def shared(error: Exception) -> Exception:
     """Mark an error that is raised in every process, so that one of them may print it for all."""
     vars(error)["is_shared"] = True
     return error
 
 
-def _portable(error: Exception | None) -> Exception | None:
+def portable(error: Exception | None) -> Exception | None:
     """Return the error in a form that can be pickled and read by another process."""
-    if error is None:
-        return None
     try:
         return pickle.loads(pickle.dumps(error))
     except Exception:
