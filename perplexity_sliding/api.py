@@ -408,17 +408,15 @@ def score(
         [measurement] = measurements
         work, columns = score_carried(session, model, plan.carrier, measurement, plan.measures)
     elif len(models) == 1:
-        # progress of a curve of context lengths shows its first and longest
-        num_shown = None if request.gives_list else 1
-        work, columns = session.score([model], measurements, plan.measures, num_shown)
+        work, columns = session.score([model], measurements, plan.measures)
     else:
         pair, margin = (model, models[1]), request.given["margin"]
         work, columns, comparisons = score_pair(
             session, pair, measurements, plan.of_reference, plan.measures, margin
         )
     reports = []
-    for (measurement, of_windows, cost), of_borders, comparison in zip(
-        work.by_measurement(columns), work.of_borders(columns), comparisons
+    for (measurement, of_windows, of_borders, cost), comparison in zip(
+        work.by_measurement(columns), comparisons
     ):
         protocol, parts = measurement.plan.protocol, request.parts
         if parts is None or parts.chats is None:

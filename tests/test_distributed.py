@@ -13,7 +13,7 @@ from datetime import date
 import evaluate
 import pytest
 import torch
-from models import NEWEST, make_byte_tokenizer, make_model, make_tokenizer, random_text, save
+from models import make_byte_tokenizer, make_model, make_tokenizer, random_text, save
 
 from perplexity_sliding.scoring.distributed import Processes
 
@@ -165,7 +165,7 @@ MEASURED = {
     "words": lambda: {"words": True},
     "lengths of context": lambda: {"context_lengths": [4, 8, 16], "stride": 2},
     "chats": lambda: {"tokenizer": None} | chats_written(),
-    "a carried state": lambda: {"carry": True, "model": make_model("mamba" if NEWEST else "llama")},
+    "a carried state": lambda: {"carry": True, "model": make_model("mamba")},
 }  # fmt: skip
 
 

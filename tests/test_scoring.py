@@ -54,7 +54,7 @@ def nlls(result) -> list[float]:
     padding=st.integers(0, 300),
 )
 def test_batches_hold_every_window_once_and_keep_to_their_room(lengths, room, padding):
-    groups = batches(lengths, room, padding)
+    groups = batches(range(len(lengths)), lengths, room, padding)
     assert sorted(number for group in groups for number in group) == list(range(len(lengths)))
     for group in groups:
         group_lengths = [lengths[number] for number in group]
@@ -78,7 +78,7 @@ def test_batches_hold_every_window_once_and_keep_to_their_room(lengths, room, pa
     ],
 )
 def test_batches(lengths, room, padding, expected):
-    assert batches(lengths, room, padding) == expected
+    assert batches(range(len(lengths)), lengths, room, padding) == expected
 
 
 class BelowTheModel(TorchDispatchMode):

@@ -135,12 +135,9 @@ def measure(
         corpora: all texts; with --columns text, those of each FILE.
     """
     started = time.monotonic()
-    from ..scoring.runner import bars_hidden
-
-    with bars_hidden():  # the run has one bar
-        scoring = Scoring(compute, args, progress)
-        is_comparison = args.compares or args.reference or args.models[1:] or args.takes_each_file
-        report = scoring.compare(corpora) if is_comparison else scoring.score(corpora[0])
+    scoring = Scoring(compute, args, progress)
+    is_comparison = args.compares or args.reference or args.models[1:] or args.takes_each_file
+    report = scoring.compare(corpora) if is_comparison else scoring.score(corpora[0])
     seconds = time.monotonic() - started
     report.cost = {
         "num_forward_tokens": scoring.num_forward_tokens,
@@ -187,9 +184,7 @@ class Scoring:
         self, compute: Callable[..., dict], args: argparse.Namespace, progress: Progress
     ) -> None:
         self.compute, self.args, self.progress = compute, args, progress
-        self.arguments = metric_arguments(args)
-        if not progress.hidden:
-            self.arguments["callback"] = progress
+        self.arguments = metric_arguments(args) | {"callback": progress}
         named = self.arguments.get("protocol", DEFAULT_PROTOCOL)
         names = list(PROTOCOLS) if named == "all" else as_list(named)
         self.protocols = [PROTOCOLS[name] for name in names]

@@ -50,21 +50,19 @@ def search(args: argparse.Namespace) -> int:
         import transformers
 
         from ..finding import find
-        from ..scoring.runner import bars_hidden
 
         transformers.logging.disable_progress_bar()
         arguments = ("dtype", "device", "batch_size", "model_kwargs", "max_tokens")
         settings = {name: getattr(args, name) for name in arguments}
         progress.status("Planning")
-        with bars_hidden():
-            result = find(
-                args.find if len(args.find) > 1 else args.find[0],
-                texts,
-                model_id=args.models if args.models[1:] else args.model_id,
-                files=called,
-                callback=progress,
-                **{name: value for name, value in settings.items() if value is not None},
-            )
+        result = find(
+            args.find if len(args.find) > 1 else args.find[0],
+            texts,
+            model_id=args.models if args.models[1:] else args.model_id,
+            files=called,
+            callback=progress,
+            **{name: value for name, value in settings.items() if value is not None},
+        )
     finally:
         progress.close()
     for entry in [*result["matches"], *result["nearest"]]:

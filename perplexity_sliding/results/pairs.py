@@ -327,7 +327,7 @@ def score_alone(
 ) -> list[list[list[Columns]]]:
     """Score measurements under one model: the windows of each text of each measurement."""
     work, scores = session.score([model], measurements, measures)
-    return [of_texts for _, of_texts, _ in work.by_measurement(scores)]
+    return [of_texts for _, of_texts, *_ in work.by_measurement(scores)]
 
 
 def is_compared_with_itself(

@@ -16,21 +16,16 @@ single pass, and whether it can do so indefinitely.
 import itertools
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 import torch
+from transformers import cache_utils
 
-from ..errors import ArgumentError, Wording
+from ..errors import ArgumentError
+from ..models.identity import probe_text
 from ..models.interface import ScoredModel
 from ..models.language_model import LanguageModel
-from ..models.logits import (
-    OTHER_SHAPE,
-    UNSUPPORTED_ERRORS,
-    differ,
-    explain_failure,
-    is_out_of_memory,
-)
+from ..models.logits import OTHER_SHAPE, UNSUPPORTED_ERRORS, differ, explain_failure
 from ..models.module import (
     forward_parameters,
     grows_frequencies,
@@ -46,18 +41,16 @@ from ..plan.measurement import Columns, Measurement
 from ..plan.windows import Pass, Place, Plan, Window
 from .distributed import Processes
 from .measures import Block, Measure
-from .passes import CPU_BATCH_TOKENS, count_rows, to_device
+from .passes import CPU_BATCH_TOKENS, Row, Scored, count_rows, to_device
 from .runner import Session, Work
 
+# Layers of a cache that have the keys and values of each token, and nothing else.
+LAYERS_OF_KEYS = ("DynamicLayer", "DynamicSlidingWindowLayer")
 # Models without `position_ids` whose attention depends only on distances.
 ALIBI_MODELS = ("bloom", "mpt")
 # Settings of models that scale their attention by the position in the text.
 SCALED_BY_PLACE = ("attn_temperature_tuning", "log_scaling_n_floor")
 PROBE_LENGTH = 11  # two chunks and a single token
-# Where layers of a cache hold keys besides those of each token.
-OTHER_KEYS = ("indexer_keys", "idx_keys", "compressed_kv")
-# Tokens per chunk where a complete window is read.
-WINDOW_CHUNK = 256
 # Shift of positions that tests whether only distances matter.
 PROBE_SHIFT = 1000
 
@@ -69,9 +62,7 @@ class StateReader:
         single: whether only the first chunk may have several tokens, because Mamba continues from
             a state token by token.
         alone: whether only one text can be read at a time, because RWKV's step mixes rows.
-        keeps_keys: whether the state grows with the text unless `keep` drops keys; None before the
-            first chunk.
-        windows: the attention windows of the model's own layers, in tokens.
+        keeps_keys: whether the state grows with the text unless `keep` drops keys.
     """
 
     def __init__(self, model: torch.nn.Module, single: bool = False, alone: bool = False) -> None:
@@ -80,8 +71,7 @@ class StateReader:
         self.alone = alone
         self.state_name = state_name(model)
         self.takes_positions = "position_ids" in forward_parameters(model)
-        self.keeps_keys: bool | None = None
-        self.windows: tuple[int, ...] = ()
+        self.keeps_keys = False
         self.begin()
 
     def begin(self) -> None:
@@ -99,30 +89,22 @@ class StateReader:
             kwargs["position_ids"] = places.expand(len(ids), -1)
         output = run_module(self.model, ids, **kwargs)
         self.state = output[self.state_name]
-        layers = attention_layers(self.state)
-        self.keeps_keys = isinstance(self.state, tuple) or bool(layers)
-        self.windows = tuple(sorted({layer.sliding_window for layer in layers if is_local(layer)}))
+        self.keeps_keys = bool(attention_layers(self.state))
         self.num_read += ids.shape[1]
         return output.logits
 
     def keep(self, memory: int) -> None:
-        """Drop all keys and values except those of the last `memory` tokens.
+        """Drop all keys and values (B, H, T, D) except those of the last `memory` tokens.
 
         Layers with their own attention window count the tokens read to know which keys they have;
         the count is reduced to the kept ones.
         """
-        if isinstance(self.state, tuple):  # transformers before 4.48
-            self.state = tuple(tuple(last(kept, memory) for kept in layer) for layer in self.state)
         for layer in attention_layers(self.state):
-            layer.keys, layer.values = last(layer.keys, memory), last(layer.values, memory)
-            if is_local(layer):
+            first = max(0, layer.keys.shape[-2] - memory)
+            layer.keys = layer.keys[..., first:, :].clone()
+            layer.values = layer.values[..., first:, :].clone()
+            if layer.is_sliding:
                 layer.cumulative_length = min(layer.cumulative_length, memory)
-
-    def describe(self, memory: int) -> str:
-        """Describe the state for the signature: `keys(512)`, `keys(512,window 128)`, `state`."""
-        if not self.keeps_keys:
-            return "state"
-        return f"keys({','.join([str(memory), *(f'window {size}' for size in self.windows)])})"
 
     def chunks(self, length: int, size: int) -> Iterator[tuple[int, int]]:
         """Divide the next `length` tokens into half-open ranges of at most `size`."""
@@ -144,78 +126,6 @@ def attention_layers(state: object) -> list:
     ]
 
 
-def is_local(layer: object) -> bool:
-    """Return whether a layer of a cache has its own attention window."""
-    return getattr(layer, "is_sliding", False)
-
-
-def can_drop_keys(layer: object) -> bool:
-    """Return whether keys can be dropped.
-
-    Not those of a window before transformers 4.56, nor with additional keys: of an indexer, or compressed
-    ones of DeepSeek V4, which stand for many tokens each.
-    """
-    counts = not is_local(layer) or isinstance(getattr(layer, "cumulative_length", None), int)
-    return counts and all(getattr(layer, name, None) is None for name in OTHER_KEYS)
-
-
-def last(tensor: torch.Tensor, count: int) -> torch.Tensor:
-    """Copy the keys or values (B, H, T, D) of the last tokens."""
-    return tensor[..., max(0, tensor.shape[-2] - count) :, :].clone()
-
-
-def probe_ids(model: torch.nn.Module, length: int, first: int = 1) -> torch.Tensor:
-    """Return a row of test token ids (T,); `first` selects others."""
-    size = num_embeddings(model) or length + 1
-    spread = torch.arange(first, first + length) * max(1, size // (length + 2)) % size
-    return spread.to(input_device(model))
-
-
-def find_reader(model: torch.nn.Module) -> StateReader | None:
-    """Find a reader whose chunks have the logits of a single forward pass, if there is one."""
-    length = min(PROBE_LENGTH, position_table(model) or PROBE_LENGTH)
-    ids = torch.stack([probe_ids(model, length), probe_ids(model, length, first=3)])
-    expected = run_module(model, ids).logits
-    for single, alone in itertools.product((False, True), (False, True)):
-        reader = StateReader(model, single, alone)
-        rows = len(ids) - alone
-        try:
-            parts = [reader.logits(ids[:rows, a:b]) for a, b in reader.chunks(length, 5)]
-            logits = torch.cat(parts, 1)
-        except UNSUPPORTED_ERRORS:
-            continue
-        if logits.shape == expected[:rows].shape and not differ(
-            logits, expected[:rows], OTHER_SHAPE[precision(model)]
-        ):
-            return reader if _continues_beyond_windows(model, reader) else None
-    return None
-
-
-def _continues_beyond_windows(model: torch.nn.Module, reader: StateReader) -> bool:
-    """Return whether chunks still have the logits of a single pass once the windows of layers are full.
-
-    Moshi's cache drops keys that its plain passes attend to.
-    """
-    window = max(reader.windows, default=0)
-    length = window + PROBE_LENGTH
-    if not window or length > (position_table(model) or length):
-        return True
-    ids = probe_ids(model, length)[None]
-    name = "logits_to_keep"
-    kept = {name: 1} if name in forward_parameters(model) else {}
-    try:
-        expected = run_module(model, ids, **kept).logits[:, -1:]
-        reader.begin()
-        ranges = reader.chunks(length, window if reader.single else min(window, WINDOW_CHUNK))
-        for first, end in ranges:
-            logits = reader.logits(ids[:, first:end])
-    except Exception as error:
-        if is_out_of_memory(error):
-            return True
-        raise
-    return not differ(logits[:, -1:], expected, OTHER_SHAPE[precision(model)])
-
-
 @torch.inference_mode()
 def open_carrier(model: ScoredModel) -> StateReader:
     """Return the reader that carries a model's state, indefinitely.
@@ -226,15 +136,15 @@ def open_carrier(model: ScoredModel) -> StateReader:
     Raises:
         ValueError: there is none, with the reason.
     """
+    reader = None
+    reason: str | None
     if not isinstance(model, LanguageModel):
-        raise ValueError(
-            Wording(
-                "`carry` requires a model of transformers, whose state can be carried, got "
-                f"{model.description}. Pass its name or folder as `model_id`, or leave out `carry`."
-            )
-        )
-    reader = find_reader(model.model)
-    reason = why_not_carried(model.model, reader)
+        reason = "it does not run in this process"
+    elif not hasattr(cache_utils, "DynamicSlidingWindowLayer"):
+        reason = "transformers before 4.56 keeps keys in another form"
+    else:
+        reader = find_reader(model.model)
+        reason = why_not_carried(model.model, reader)
     if reader is None or reason is not None:
         raise ArgumentError(
             "carry",
@@ -245,27 +155,44 @@ def open_carrier(model: ScoredModel) -> StateReader:
     return reader
 
 
+def find_reader(model: torch.nn.Module) -> StateReader | None:
+    """Find a reader whose chunks have the logits of a single forward pass, if there is one."""
+    length = min(PROBE_LENGTH, position_table(model) or PROBE_LENGTH)
+    drawn = probe_text(num_embeddings(model) or length, None, 2 * length)
+    ids = torch.tensor(drawn, device=input_device(model)).view(2, length)
+    expected = run_module(model, ids).logits
+    for single, alone in itertools.product((False, True), (False, True)):
+        reader = StateReader(model, single, alone)
+        rows = len(ids) - alone
+        try:
+            parts = [reader.logits(ids[:rows, a:b]) for a, b in reader.chunks(length, 5)]
+        except UNSUPPORTED_ERRORS:
+            continue
+        logits = torch.cat(parts, 1)
+        if logits.shape == expected[:rows].shape and not differ(
+            logits, expected[:rows], OTHER_SHAPE[precision(model)]
+        ):
+            return reader
+    return None
+
+
 def why_not_carried(model: torch.nn.Module, reader: StateReader | None) -> str | None:
     """Return the reason why a model cannot continue indefinitely; None if it can."""
-    table = position_table(model)
-    if table is not None:
-        return f"its positions are a table of {table} entries, which limits the text"
+    if position_table(model) is not None:
+        return f"its positions are a table of {position_table(model)} entries"
     if grows_frequencies(model):
         return "its rotary frequencies depend on the length of the pass"
+    if reader is None:
+        return "its logits differ when it continues from the state that it returned"
+    layers = attention_layers(reader.state)
+    if any(type(layer).__name__ not in LAYERS_OF_KEYS for layer in layers):
+        return "its layers have state that cannot be dropped together with keys"
     config = text_config(model)
     # After keys are dropped, a cache such as Llama 4's takes the first that is left for the text's start.
     in_chunks = "chunked_attention" in (getattr(config, "layer_types", None) or ())
-    if in_chunks or any(getattr(config, name, None) for name in SCALED_BY_PLACE):
-        return "its attention depends on a token's position in the text, counted by the cached keys"
-    if reader is None:
-        return "its logits differ when it continues from the state that it returned"
-    if not all(map(can_drop_keys, attention_layers(reader.state))):
-        return "its layers have state that cannot be dropped together with keys"
-    if reader.keeps_keys and not sees_distances_only(model):
-        return (
-            "its attention uses absolute positions, so keys cannot be carried from one segment to the "
-            "next"
-        )
+    by_place = in_chunks or any(getattr(config, name, None) for name in SCALED_BY_PLACE)
+    if layers and (by_place or not sees_distances_only(model)):
+        return "its attention depends on positions in the text, not on distances alone"
     return None
 
 
@@ -273,65 +200,35 @@ def sees_distances_only(model: torch.nn.Module) -> bool:
     """Return whether shifting all positions leaves the logits unchanged."""
     if "position_ids" not in forward_parameters(model):
         return getattr(model.config, "model_type", None) in ALIBI_MODELS
-    ids = probe_ids(model, PROBE_LENGTH)[None]
+    drawn = probe_text(num_embeddings(model) or PROBE_LENGTH, None, PROBE_LENGTH)
+    ids = torch.tensor([drawn], device=input_device(model))
     places = torch.arange(PROBE_LENGTH, device=ids.device)[None]
-    try:
-        moved = run_module(model, ids, position_ids=places + PROBE_SHIFT).logits
-    except UNSUPPORTED_ERRORS:
-        return False
     plain = run_module(model, ids, position_ids=places).logits
+    moved = run_module(model, ids, position_ids=places + PROBE_SHIFT).logits
     return not differ(moved, plain, OTHER_SHAPE[precision(model)])
 
 
 # --- segments of texts ----------------------------------------------------------------------------
 
 
-class Segment(NamedTuple):
-    """One segment of a text as the scorer reads it: all of its rows are scored.
-
-    Attributes:
-        inputs: token ids to read (T,).
-        targets: the token id that each row predicts (T,).
-        begins_text: whether it begins a text, without a carried state.
-    """
-
-    inputs: np.ndarray
-    targets: np.ndarray
-    begins_text: bool
-
-
 class CarriedWork(Work):
-    """Segments of texts, to be read in order; each costs its own tokens only."""
-
-    def cost(self, pass_: Pass) -> int:
-        return pass_.num_targets
-
-    def share(self, processes: Processes) -> list[int]:
-        """Return the segments of whole texts, in order."""
-        counts = [len(windows) for windows in self.measurements[0].windows]
-        texts = [
-            range(end - count, end) for count, end in zip(counts, itertools.accumulate(counts))
-        ]
-        shared = processes.share([sum(self.costs[number] for number in text) for text in texts])
-        return [number for text in sorted(shared) for number in texts[text]]
-
-    def row(self, number: int) -> Segment:  # type: ignore[override]  # its own scorer reads it
-        pass_ = self.passes[number]
-        first, end = pass_.targets[0]
-        ids = self.streams[pass_.stream].ids
-        inputs = ids[max(first - 1, 0) : end - 1]
-        if first == 0:
-            inputs = np.concatenate([[pass_.start_token], inputs])
-        return Segment(inputs, ids[first:end], first == int(pass_.start_token is None))
+    """Segments of the texts of one measurement, each a pass over its own tokens, in order."""
 
     def _merge(self) -> tuple[list[Pass], list[Place]]:
-        """Return one pass per segment; the text's start token distinguishes texts."""
-        start_id = self.measurements[0].plan.start_id
         passes = [
-            Pass(stream, window.begin, window.end, start_id, ((window.first, window.end),))
-            for stream, window, _ in self._planned(0)
+            Pass(stream, max(0, first - 1), end, start_id if first == 0 else None, ((first, end),))
+            for stream, (_, first, end, *_), start_id in self._planned(0)
         ]
+        ends = list(itertools.accumulate(map(len, self.measurements[0].windows), initial=0))
+        self.texts = list(itertools.starmap(range, itertools.pairwise(ends)))
         return passes, [Place(number, 0) for number in range(len(passes))]
+
+    def share(self, processes: Processes) -> list[int]:
+        """Return the segments of whole texts."""
+        shared = processes.share(
+            [sum(self.costs[number] for number in text) for text in self.texts]
+        )
+        return [number for text in shared for number in self.texts[text]]
 
 
 def score_carried(
@@ -351,17 +248,17 @@ def score_carried(
     plan = replace(
         measurement.plan,
         start="none" if measurement.plan.start == "none" else "once",
-        carries=reader.describe(memory),
+        carries=f"keys({memory})" if reader.keeps_keys else "state",
     )
     windows = [
         list(plan_segments(len(stream), plan, memory if reader.keeps_keys else None))
         for stream in measurement.streams
     ]
     work = CarriedWork([replace(measurement, plan=plan, windows=windows)])
-    scorer = CarryingScorer(model, reader, measures, memory, session.batch_size)
+    scorer = CarryingScorer(model, reader, measures, memory, session.batch_size, work.texts)
     # Keys of deeper layers depend on where the segments before were cut.
-    cut = f" {memory},{plan.stride}" if reader.keeps_keys else ""
-    return work, session.run(scorer, work, [model], measures, f"carry{cut}/")
+    key_prefix = f"carry {memory},{plan.stride},{plan.start},{plan.start_id}/"
+    return work, session.run(scorer, work, [model], measures, key_prefix)
 
 
 def plan_segments(num_tokens: int, plan: Plan, memory: int | None) -> Iterator[Window]:
@@ -388,9 +285,9 @@ class CarryingScorer:
     Args:
         model: checked model, in use while this scores.
         reader: carries the model's state.
-        measures: measures of each target.
         memory: number of tokens whose keys are kept between segments.
         batch_size: texts per batch.
+        texts: the numbers of the segments of each text.
     """
 
     def __init__(
@@ -400,11 +297,13 @@ class CarryingScorer:
         measures: Sequence[Measure],
         memory: int,
         batch_size: int,
+        texts: Sequence[range],
     ) -> None:
         self.model = model
         self.reader = reader
         self.measures = measures
         self.memory = memory
+        self.texts = texts
         self.rows = count_rows([model])
         if model.device.type == "cpu":
             self.rows = min(self.rows, CPU_BATCH_TOKENS)
@@ -413,20 +312,18 @@ class CarryingScorer:
     @torch.inference_mode()
     def score(
         self,
-        row_of: Callable[[int], Segment],
+        row_of: Callable[[int], Row],
+        numbers: Sequence[int],
         lengths: Sequence[int],
         finished: Container[int] = (),
-    ) -> Iterator[tuple[list[int], list[Columns]]]:
-        """Score segments as `Scorer.score` does passes; those of a text are in order.
+    ) -> Scored:
+        """Score the segments of whole texts as `Scorer.score` does passes.
 
         A batch of texts is read again unless all of them are finished, so that a resumed run rounds
         like an uninterrupted one.
         """
-        texts: list[list[int]] = []
-        for number in range(len(lengths)):
-            if row_of(number).begins_text:
-                texts.append([])
-            texts[-1].append(number)
+        wanted_texts = set(numbers)
+        texts = [text for text in self.texts if not wanted_texts.isdisjoint(text)]
         text_lengths = [sum(lengths[number] for number in text) for text in texts]
         for group in side_by_side(text_lengths, self.batch_size):
             segments = [texts[number] for number in group]
@@ -448,7 +345,7 @@ class CarryingScorer:
                     yield [numbers[n] for n in wanted], [columns[n] for n in wanted]
                 self.reader.keep(self.memory)
 
-    def _read_segment(self, segments: list[Segment], num_texts: int) -> list[Columns]:
+    def _read_segment(self, segments: list[Row], num_texts: int) -> list[Columns]:
         """Read the next segment of texts; finished texts read padding, which is not scored."""
         length = len(segments[0].inputs)
         ids = np.zeros((2, num_texts, length), dtype=np.int64)  # inputs, targets
@@ -472,17 +369,11 @@ class CarryingScorer:
 
 
 def side_by_side(lengths: Sequence[int], most: int) -> list[list[int]]:
-    """Group texts of similar lengths, longest first: at most `most`, with at most a quarter padding."""
+    """Group at most `most` texts, longest first, none shorter than 3/4 of the longest."""
     groups: list[list[int]] = []
-    read = 0
     for number in sorted(range(len(lengths)), key=lambda n: -lengths[n]):
-        length = lengths[number]
-        if groups and len(groups[-1]) < most:
-            padded = (len(groups[-1]) + 1) * lengths[groups[-1][0]]
-            if padded <= 4 / 3 * (read + length):
-                groups[-1].append(number)
-                read += length
-                continue
-        groups.append([number])
-        read = length
+        if groups and len(groups[-1]) < most and lengths[number] >= 0.75 * lengths[groups[-1][0]]:
+            groups[-1].append(number)
+        else:
+            groups.append([number])
     return groups

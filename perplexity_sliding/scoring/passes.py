@@ -8,6 +8,7 @@ pass is a prompt in a request.
 """
 
 import warnings
+from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
@@ -46,10 +47,10 @@ CPU_PADDING = 32
 PADDING = 256
 # Columns that a served model gives, and the names of others in errors.
 SERVED_COLUMNS = ("nll", "rank", "top_ids", "top_nll", "top")
-NEEDS_LOGITS = {
-    "entropy": "The entropy of a prediction",
-    "kl": "KL divergence",
-}
+NEEDS_LOGITS = {"entropy": "The entropy of a prediction", "kl": "KL divergence"}
+
+# Numbers of passes and their scores, batch by batch.
+Scored = Iterator[tuple[list[int], list[Columns]]]
 
 
 class Row(NamedTuple):
@@ -66,7 +67,6 @@ class Row(NamedTuple):
     targets: np.ndarray
 
     def after(self, length: int) -> "Row":
-        """Leave out the first tokens, which were read already."""
         return Row(self.inputs[length:], self.scored - length, self.targets)
 
 
@@ -92,15 +92,11 @@ class Scorer:
 
     Args:
         models: the model and, for measures of two, its reference; each examined.
-        measures: measures of each target.
         batch_tokens: tokens in one forward pass, padding included; a longer pass runs alone.
     """
 
     def __init__(
-        self,
-        models: Sequence[ScoredModel],
-        measures: Sequence[Measure],
-        batch_tokens: int,
+        self, models: Sequence[ScoredModel], measures: Sequence[Measure], batch_tokens: int
     ) -> None:
         self.models = models
         self.measures = measures
@@ -108,8 +104,7 @@ class Scorer:
         self.batch_tokens = batch_tokens
         self.padding = PADDING
         self.cache_memory = LOGITS_MEMORY
-        self.block_rows = count_rows(models)
-        self.loss_rows = self.block_rows
+        self.block_rows = self.loss_rows = count_rows(models)
         if self.device.type == "cpu":
             self.padding = CPU_PADDING
             self.batch_tokens = min(batch_tokens, CPU_BATCH_TOKENS)
@@ -124,118 +119,101 @@ class Scorer:
 
     @torch.inference_mode()
     def score(
-        self, row_of: Callable[[int], Row], lengths: Sequence[int], finished: Container[int] = ()
-    ) -> Iterator[tuple[list[int], list[Columns]]]:
+        self,
+        row_of: Callable[[int], Row],
+        numbers: Sequence[int],
+        lengths: Sequence[int],
+        finished: Container[int] = (),
+    ) -> Scored:
         """Score passes, longest first; yield after every batch.
 
         Args:
-            row_of: returns the pass of a number, 0 to len(lengths) - 1.
-            lengths: tokens that each pass reads.
+            row_of: returns the pass of a number.
+            numbers: the passes.
+            lengths: tokens that each pass reads, by number.
             finished: numbers to skip.  The others are batched as if these were included, so that a
                 resumed run rounds like an uninterrupted one.
-
-        Yields:
-            (numbers of the passes, their scores).
 
         Raises:
             MemoryError: a single pass does not fit.
             ValueError: the model's forward pass failed in another way.
         """
-        waiting = [
+        groups = [
             unfinished
-            for numbers in batches(lengths, self.batch_tokens, self.padding)
-            if (unfinished := [number for number in numbers if number not in finished])
+            for group in batches(numbers, lengths, self.batch_tokens, self.padding)
+            if (unfinished := [number for number in group if number not in finished])
         ]
-        yield from self._score_batches(waiting, lengths, row_of)
+        yield from self._score_batches(groups, row_of)
 
     @torch.inference_mode()
     def score_after_prefix(
-        self, row_of: Callable[[int], Row], numbers: Sequence[int], length: int
-    ) -> Iterator[tuple[list[int], list[Columns]]]:
-        """Score passes with a common prefix, which is read once; see `score`.
-
-        Args:
-            row_of: returns the pass of a number.
-            numbers: the passes.
-            length: number of shared tokens; none of their rows is scored.
-        """
-        prefix = row_of(numbers[0]).inputs[None, :length]
+        self,
+        row_of: Callable[[int], Row],
+        numbers: Sequence[int],
+        lengths: Sequence[int],
+        shared: int,
+    ) -> Scored:
+        """Score passes whose first `shared` tokens are the same, and unscored; read these once."""
+        prefix = row_of(numbers[0]).inputs[None, :shared]
         prefixes = [model.read_prefix(to_device(prefix, model.device)) for model in self.models]
         most = max(1, self.cache_memory // max(1, sum(prefix.num_bytes for prefix in prefixes)))
-        lengths = {number: len(row_of(number).inputs) - length for number in numbers}
-        waiting = [
-            [numbers[place] for place in batch[first : first + most]]
-            for batch in batches([lengths[n] for n in numbers], self.batch_tokens, self.padding)
+        rest = {number: lengths[number] - shared for number in numbers}
+        groups = [
+            batch[first : first + most]
+            for batch in batches(numbers, rest, self.batch_tokens, self.padding)
             for first in range(0, len(batch), most)
         ]
-        yield from self._score_batches(
-            waiting, lengths, lambda number: row_of(number).after(length), prefixes
-        )
+        yield from self._score_batches(groups, lambda n: row_of(n).after(shared), prefixes)
 
     def _score_batches(
         self,
         groups: list[list[int]],
-        lengths: Sequence[int] | Mapping[int, int],
         row_of: Callable[[int], Row],
         prefixes: Sequence[Prefix] | None = None,
-    ) -> Iterator[tuple[list[int], list[Columns]]]:
+    ) -> Scored:
         """Score groups of passes, one a batch; halve them where memory runs out.
 
         Args:
             prefixes: each model's cache of the shared prefix.
         """
         waiting = groups[::-1]
-        # On a GPU a batch is collected once the next one is launched, so that it never waits.
-        launched: Launched | None = None
+        launched: deque[Launched] = deque()
         while waiting:
             numbers = waiting.pop()
-            longest = lengths[numbers[0]]
-            if len(numbers) > 1 and len(numbers) * longest > self.batch_tokens:
-                waiting += [numbers[len(numbers) // 2 :], numbers[: len(numbers) // 2]]
+            half = len(numbers) // 2
+            rows = [row_of(number) for number in numbers]
+            longest = len(rows[0].inputs)
+            if half and len(numbers) * longest > self.batch_tokens:
+                waiting += [numbers[half:], numbers[:half]]
                 continue
-            previous, launched = launched, self._try_to_launch(numbers, longest, row_of, prefixes)
-            if launched is None:
-                waiting.append(numbers)
-                launched = previous
+            try:
+                launched.append(self._launch(numbers, rows, prefixes))
+            except Exception as error:
+                if not is_out_of_memory(error) or not half:
+                    raise explain_failure(error, len(numbers), longest, self.device) from error
+            else:
+                # On a GPU a batch is collected once the next one is launched, so that it never waits.
+                if launched[0].copied is None or len(launched) > 1:
+                    yield collect(launched.popleft())
                 continue
-            if previous is not None:
-                yield previous.numbers, collect(previous)
-            if launched.copied is None:
-                yield launched.numbers, collect(launched)
-                launched = None
-        if launched is not None:
-            yield launched.numbers, collect(launched)
-
-    def _try_to_launch(
-        self,
-        numbers: list[int],
-        longest: int,
-        row_of: Callable[[int], Row],
-        prefixes: Sequence[Prefix] | None,
-    ) -> Launched | None:
-        """Launch a batch; return None if memory ran out, with the batch halved for the rest."""
-        try:
-            return self._launch(numbers, [row_of(number) for number in numbers], prefixes)
-        except Exception as error:
-            if not is_out_of_memory(error) or len(numbers) == 1:
-                raise explain_failure(error, len(numbers), longest, self.device) from error
-        # Here, where no traceback refers to the activations any more.
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-        self.batch_tokens = (len(numbers) // 2) * longest
-        warnings.warn(
-            Wording(
-                f"Out of memory with {len(numbers)} windows of {longest} tokens in a batch; "
-                f"continuing with {len(numbers) // 2}. Pass a smaller `batch_size` to avoid the "
-                "detour."
-            ),
-            stacklevel=2,
-        )
-        return None
+            # Here, where no traceback refers to the activations any more.
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+            waiting.append(numbers)
+            self.batch_tokens = half * longest
+            warnings.warn(
+                Wording(
+                    f"Out of memory with {len(numbers)} windows of {longest} tokens in a batch; "
+                    f"continuing with {half}. Pass a smaller `batch_size` to avoid the detour."
+                ),
+                stacklevel=2,
+            )
+        yield from map(collect, launched)
 
     def _launch(
         self, numbers: list[int], rows: list[Row], prefixes: Sequence[Prefix] | None
     ) -> Launched:
+        """Score a batch into columns of all its rows, block by block."""
         ids = np.full((len(rows), max(len(row.inputs) for row in rows)), rows[0].inputs[0])
         for line, row in zip(ids, rows):
             line[: len(row.inputs)] = row.inputs  # right padding
@@ -246,31 +224,16 @@ class Scorer:
             np.concatenate([row.scored for row in rows]) + lines * ids.shape[1],  # (R,), in B * T
             np.concatenate([row.targets for row in rows]),  # (R,)
         )
-        copies: list[Prefix | None] = [None] * len(self.models)
-        if prefixes is not None:
-            copies = [prefix.copy(len(rows)) for prefix in prefixes]
-        columns = self._columns(batch, copies)
-        on_gpu = next(iter(columns.values())).is_cuda
-        on_host = {name: column.to("cpu", non_blocking=on_gpu) for name, column in columns.items()}
-        copied = None
-        if on_gpu:
-            device = next(iter(columns.values())).device
-            copied = torch.cuda.current_stream(device).record_event()
-        return Launched(numbers, on_host, counts, copied)
-
-    def _columns(
-        self, batch: tuple[np.ndarray, ...], prefixes: Sequence[Prefix | None]
-    ) -> dict[str, torch.Tensor]:
-        """Score a batch into columns of all its rows, block by block."""
-        num_rows = len(batch[2])
-        columns: dict[str, torch.Tensor] = {}
-        done = 0
         streams = [
             model.logits(
-                Batch(*(to_device(array, model.device) for array in batch)), self.block_rows, prefix
+                Batch(*(to_device(array, model.device) for array in batch)),
+                self.block_rows,
+                None if prefixes is None else prefixes[number].copy(len(rows)),
             )
-            for model, prefix in zip(self.models, prefixes)
+            for number, model in enumerate(self.models)
         ]
+        columns: dict[str, torch.Tensor] = {}
+        done = 0
         for parts in same_rows(streams, self.loss_rows):
             device = parts[0][0].device
             blocks = [Block(logits.to(device), labels.to(device)) for logits, labels in parts]
@@ -280,10 +243,13 @@ class Scorer:
                     # At once in their place: kept, they would lie between the blocks that a CPU's
                     # allocator takes for every loss, and none could be taken again.
                     if name not in columns:
-                        columns[name] = values.new_empty(num_rows, *values.shape[1:])
+                        columns[name] = values.new_empty(sum(counts), *values.shape[1:])
                     columns[name][done : done + count] = values
             done += count
-        return columns
+        on_gpu = device.type == "cuda"
+        on_host = {name: column.to("cpu", non_blocking=on_gpu) for name, column in columns.items()}
+        copied = torch.cuda.current_stream(device).record_event() if on_gpu else None
+        return Launched(numbers, on_host, counts, copied)
 
 
 def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
@@ -309,19 +275,23 @@ def same_rows(streams: Sequence[LogitBlocks], most_rows: int) -> Iterator[list[t
                 block[:] = next(stream, ())
 
 
-def collect(launched: Launched) -> list[Columns]:
-    """Return the scores of a batch per pass, after they have been copied to the host."""
+def collect(launched: Launched) -> tuple[list[int], list[Columns]]:
+    """Return the passes of a batch and their scores, after these have been copied to the host."""
     if launched.copied is not None:
         launched.copied.synchronize()
     columns = {name: column.numpy() for name, column in launched.columns.items()}
-    ends = accumulate(launched.counts, initial=0)
-    return [
+    return launched.numbers, [
         {name: values[first:end] for name, values in columns.items()}
-        for first, end in pairwise(ends)
+        for first, end in pairwise(accumulate(launched.counts, initial=0))
     ]
 
 
-def batches(lengths: Sequence[int], batch_tokens: int, padding: int) -> list[list[int]]:
+def batches(
+    numbers: Sequence[int],
+    lengths: Sequence[int] | Mapping[int, int],
+    batch_tokens: int,
+    padding: int,
+) -> list[list[int]]:
     """Group passes of similar lengths, longest first, so that there is little padding.
 
     Each group takes at most `batch_tokens` tokens once padded to its longest, at most `padding` of
@@ -329,7 +299,7 @@ def batches(lengths: Sequence[int], batch_tokens: int, padding: int) -> list[lis
     """
     groups: list[list[int]] = []
     longest = padded = 0
-    for number in np.argsort(-np.asarray(lengths), kind="stable").tolist():
+    for number in sorted(numbers, key=lambda number: -lengths[number]):
         padded += longest - lengths[number]
         if groups and (len(groups[-1]) + 1) * longest <= batch_tokens and padded <= padding:
             groups[-1].append(number)
@@ -343,11 +313,7 @@ def batches(lengths: Sequence[int], batch_tokens: int, padding: int) -> list[lis
 
 
 class PassError(ValueError):
-    """A pass got no scores.
-
-    Attributes:
-        number: of the pass.
-    """
+    """A pass, of this number, got no scores."""
 
     def __init__(self, message: str, number: int) -> None:
         super().__init__(message)
@@ -362,7 +328,6 @@ class ServedScorer:
 
     Args:
         model: examined.
-        measures: the measures of each target.
         batch_size: windows in one request.
         batch_tokens: tokens in one request; a longer pass is sent alone.
 
@@ -388,8 +353,12 @@ class ServedScorer:
         self.num_top = max(tops, default=0)
 
     def score(
-        self, row_of: Callable[[int], Row], lengths: Sequence[int], finished: Container[int] = ()
-    ) -> Iterator[tuple[list[int], list[Columns]]]:
+        self,
+        row_of: Callable[[int], Row],
+        numbers: Sequence[int],
+        lengths: Sequence[int],
+        finished: Container[int] = (),
+    ) -> Scored:
         """Score passes, longest first; yield after every answer.  As `Scorer.score`.
 
         Raises:
@@ -399,7 +368,12 @@ class ServedScorer:
         """
         source, canary = self.model.source, Prompt(self.model.tried.ids[:CANARY_LENGTH])
         known = self.model.nll[: len(canary.ids) - 1]
-        groups = self._groups(row_of, lengths, finished)
+        unfinished = [number for number in numbers if number not in finished]
+        groups = []
+        for group in batches(unfinished, lengths, self.batch_tokens, self.batch_tokens):
+            # All prompts of a request have the same forced token.
+            size = 1 if self._is_full(lengths[group[0]]) else self.batch_size
+            groups += [group[first : first + size] for first in range(0, len(group), size)]
 
         def requests() -> Iterator[list[Prompt]]:
             for group in groups:
@@ -418,34 +392,15 @@ class ServedScorer:
                 self.model.check_same()
                 if not np.abs(nlls - known).max() <= 10 * MOST_SPREAD:
                     raise changed_model(self.model.description)
-            columns = [self._columns(values, row_of(n), n) for values, n in zip(answer[1:], group)]
-            yield group, columns
+            yield (
+                group,
+                [self._columns(values, row_of(n), n) for values, n in zip(answer[1:], group)],
+            )
         self.model.check_same()
-
-    def _groups(
-        self, row_of: Callable[[int], Row], lengths: Sequence[int], finished: Container[int]
-    ) -> list[list[int]]:
-        """Group passes into requests, longest first; forced tokens of one request are the same."""
-        groups: list[list[int]] = []
-        common: object = None
-        tokens = 0
-        for number in np.argsort(-np.asarray(lengths), kind="stable").tolist():
-            if number in finished:
-                continue
-            forced = self._prompt(row_of(number)).forced if self._is_full(lengths[number]) else None
-            tokens += lengths[number]
-            fits = tokens <= self.batch_tokens and groups and len(groups[-1]) < self.batch_size
-            if fits and forced == common:
-                groups[-1].append(number)
-            else:
-                groups.append([number])
-                common, tokens = forced, lengths[number]
-        return groups
 
     def _is_full(self, length: int) -> bool:
         """Return whether a pass fills the model, so that its last target cannot be read too."""
-        readable = self.model.limit.readable
-        return self.model.source.api.forces and length == readable
+        return self.model.source.api.forces and length == self.model.limit.readable
 
     def _prompt(self, row: Row) -> Prompt:
         """Convert a pass to a prompt: its inputs, and the last target."""

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from tqdm.auto import tqdm
 
 from ..digests import digest_of
 from ..engines.served import ServedModel
-from ..errors import ArgumentError, Wording, name_positions
+from ..errors import ArgumentError, Wording
 from ..models.interface import ScoredModel, describe_measurement
 from ..plan.measurement import Columns, Measurement
 from ..plan.tokenization import stream_hash
@@ -34,9 +34,8 @@ from ..plan.windows import (
 from .checkpoint import Checkpoint
 from .distributed import Processes
 from .measures import Measure
-from .passes import PassError, Row, Scorer, ServedScorer
+from .passes import PassError, Row, Scored, Scorer, ServedScorer
 
-_HIDDEN: list[bool] = []  # one entry for each context of `bars_hidden`
 _NO_BAR = tqdm(disable=True)
 
 # A shared context must save at least this many tokens to be worth the test.
@@ -63,8 +62,6 @@ class Work:
 
     Args:
         prefixes_agree: whether scores do not depend on the length of the pass.
-        num_shown: number of the first measurements whose perplexity is reported to the callback;
-            None for all of them.
 
     Attributes:
         streams: the tokens to read.
@@ -75,22 +72,16 @@ class Work:
         shown: for each pass, the slices of scores that are reported to the callback.
     """
 
-    def __init__(
-        self,
-        measurements: Sequence[Measurement],
-        prefixes_agree: bool = True,
-        num_shown: int | None = None,
-    ) -> None:
+    def __init__(self, measurements: Sequence[Measurement], prefixes_agree: bool = True) -> None:
         self.measurements = measurements
         self.prefixes_agree = prefixes_agree
         self.streams: list[Stream] = []
         self._stream_numbers = self._number_streams()
         self.passes, self._places = self._merge()
-        self.lengths = [self.cost(pass_) for pass_ in self.passes]
-        self.costs = self.lengths
+        self.lengths = self.costs = [pass_.num_inputs for pass_ in self.passes]
         self.shared: list[SharedPrefix] = []
         self.shown: list[list[slice]] = [[] for _ in self.passes]
-        for of_windows, _ in islice(self._placed(), num_shown):
+        for of_windows, _ in self._placed():
             for window, place in chain.from_iterable(of_windows):
                 part = slice(place.offset, place.offset + window.num_targets)
                 self.shown[place.number].append(part)
@@ -146,10 +137,6 @@ class Work:
         prefix = self.streams[pass_.stream].ids[pass_.begin : max(pass_.begin, end)].tolist()
         return [pass_.start_token, *prefix] if prefix and pass_.start_token is not None else prefix
 
-    def cost(self, pass_: Pass) -> int:
-        """Count the tokens that a pass reads."""
-        return pass_.num_inputs
-
     def share(self, processes: Processes) -> list[int]:
         """Return the passes of this process."""
         return processes.share(self.costs)
@@ -171,20 +158,16 @@ class Work:
 
     def by_measurement(
         self, scores: Sequence[Columns]
-    ) -> Iterator[tuple[Measurement, list[list[Columns]], int]]:
-        """Yield each measurement, the scores of the windows of its texts, and its cost alone."""
-        for number, (of_windows, _) in enumerate(self._placed()):
+    ) -> Iterator[tuple[Measurement, list[list[Columns]], list[list[Columns]], int]]:
+        """Yield each measurement, scores of its windows and of its borders, and its cost alone."""
+        for number, (of_windows, of_borders) in enumerate(self._placed()):
             cost = sum(self.costs)
             if len(self.measurements) > 1:
                 passes = merge_windows(list(self._planned(number)), self.prefixes_agree)[0]
                 shared = self.shared and find_shared_prefixes(passes, self._prefix, LEAST_SAVING)
                 cost = sum(costs_of(passes, shared))
-            yield self.measurements[number], cut_texts(of_windows, scores), cost
-
-    def of_borders(self, scores: Sequence[Columns]) -> Iterator[list[list[Columns]]]:
-        """Yield for each measurement the scores of the borders of its texts."""
-        for _, of_borders in self._placed():
-            yield cut_texts(of_borders, scores)
+            windows, borders = (cut_texts(placed, scores) for placed in (of_windows, of_borders))
+            yield self.measurements[number], windows, borders, cost
 
     def _placed(self) -> Iterator[list[list[list[tuple[Window, Place]]]]]:
         """Yield for each measurement its windows, then its borders, text by text, with places."""
@@ -234,14 +217,12 @@ def prepare_model(model: ScoredModel, measurements: Sequence[Measurement]) -> No
     size = min(model.num_embeddings or model.vocabulary_size, model.vocabulary_size)
     for measurement in measurements:
         largest = [int(stream.ids.max(initial=0)) for stream in measurement.streams]
-        beyond = [number for number, token in enumerate(largest) if token >= size]
-        start_id = measurement.plan.start_id or 0
-        if beyond or start_id >= size:
-            where = f"in the texts at {name_positions(beyond)}" if beyond else "as its start token"
+        highest = max(measurement.plan.start_id or 0, *largest)
+        if highest >= size:
             raise ArgumentError(
                 "tokenizer",
                 f"return token ids below {size}, the size of the model's vocabulary",
-                got=f"{max(start_id, *largest)} {where}",
+                got=f"{highest}",
                 advice="It belongs to another model.",
             )
 
@@ -272,7 +253,7 @@ class Session:
         batch_size: windows of the longest length per forward pass.
         checkpoint: stores the scores of finished passes, also those of earlier runs.
         processes: the processes that share the work.
-        callback: called after every batch.
+        callback: called after every batch, in the place of a progress bar.
     """
 
     batch_size: int
@@ -284,30 +265,40 @@ class Session:
     def checking(self) -> Iterator[None]:
         """Show that the model is being checked, within the context.
 
-        The message is also passed to a callback's method `status`.
+        The message is passed to a callback's method `status`.
         """
         message = "Checking the model"
-        if self.callback is not None and hasattr(self.callback, "status"):
-            self.callback.status(message)
-        hidden = bool(self.processes.rank)
-        with progress_bar(hidden, desc=message, bar_format="{desc} …", leave=False):
+        if status := getattr(self.callback, "status", None):
+            status(message)
+        with self._bar(desc=message, bar_format="{desc} …", leave=False):
             yield
+
+    def _bar(self, **settings: object) -> tqdm:
+        """Return a `tqdm` bar, hidden without a terminal; one hidden bar serves all.
+
+        `evaluate.logging.disable_progress_bar` hides it too; who has not imported evaluate has not
+        called that, and importing it here would take longer than scoring a short text.
+        """
+        evaluate = sys.modules.get("evaluate")
+        off = evaluate is not None and not evaluate.logging.is_progress_bar_enabled()
+        reported = bool(self.processes.rank) or self.callback is not None
+        if reported or off or not (sys.stderr and sys.stderr.isatty()):
+            return _NO_BAR
+        return tqdm(**settings)
 
     def score(
         self,
         models: Sequence[ScoredModel],
         measurements: Sequence[Measurement],
         measures: Sequence[Measure],
-        num_shown: int | None = None,
     ) -> tuple[Work, list[Columns]]:
         """Plan the passes of measurements, and score them under a model, and its reference if any.
 
         Args:
             models: prepared models, see `prepare_model`.
-            num_shown: number of the first measurements whose perplexity is reported.
         """
         with without_collecting():
-            work = Work(measurements, all(model.prefixes_agree for model in models), num_shown)
+            work = Work(measurements, all(model.prefixes_agree for model in models))
         if len(models) == 1:
             work.share_prefixes(models[0])
         batch_tokens = self.batch_size * max(m.plan.max_length for m in measurements)
@@ -354,9 +345,7 @@ class Session:
         finished: dict[int, Columns] = {}
         if self.checkpoint is not None:
             self.checkpoint.use(models, measures, key_prefix)
-            finished = self.checkpoint.load(
-                [(digests[pass_.stream], pass_) for pass_ in work.passes]
-            )
+            finished = self.checkpoint.load([(digests[one.stream], one) for one in work.passes])
         # Each process may have a checkpoint of its own: the first that has a pass hands it over.
         holders: dict[int, int] = {}
         for rank, numbers in enumerate(self.processes.exchange(list(finished))):
@@ -381,7 +370,6 @@ class Session:
             known: passes that one of the processes has the scores of.
         """
         share = work.share(self.processes)
-        finished = [number for number in share if number in known]
         total = sum(work.costs[number] for number in share)
         done, nll_sum, num_scored = 0, 0.0, 0
 
@@ -403,14 +391,11 @@ class Session:
             with np.errstate(over="ignore"):
                 return float(np.exp(nll_sum / num_scored)) if num_scored else math.nan
 
-        count(finished)
-        resumed = getattr(self.callback, "resumed", None)
-        if done and resumed is not None:
+        count([number for number in share if number in known])
+        if done and (resumed := getattr(self.callback, "resumed", None)):
             resumed(done, total)
-        hidden = bool(self.processes.rank)
-        bar = progress_bar(hidden, total=total, initial=done, unit="token", desc="Scoring")
-        with bar:
-            for numbers, batch in score_passes(scorer, work, share, set(finished)):
+        with self._bar(total=total, initial=done, unit="token", desc="Scoring") as bar:
+            for numbers, batch in score_passes(scorer, work, share, known):
                 check_scores(work, numbers, batch)
                 scores.update(zip(numbers, batch))
                 before, perplexity = done, count(numbers)
@@ -424,30 +409,20 @@ class Session:
                     self.callback(Progress(done, total, perplexity))
 
 
-def score_passes(
-    scorer: Any, work: Work, share: Sequence[int], finished: Set[int]
-) -> Iterator[tuple[list[int], list[Columns]]]:
-    """Score a share of passes, those that share a context first; yield after every batch."""
-    place_of = {number: place for place, number in enumerate(share)}
-    done = {place_of[number] for number in finished}
-    after_prefix = []
-    apart = set(done)
+def score_passes(scorer: Any, work: Work, share: Sequence[int], known: Set[int]) -> Scored:
+    """Score the passes of a share that are not known, those that have a context in common first."""
+    mine, after_prefix, streams = set(share), set(), []
     for group in work.shared:
-        places = [place_of[number] for number in group.numbers if number in place_of]
-        apart.update(places)
-        if unfinished := [place for place in places if place not in done]:
-            after_prefix.append((unfinished, group.length))
-
-    def row_of(place: int) -> Any:
-        return work.row(share[place])
-
-    streams = [scorer.score_after_prefix(row_of, *group) for group in after_prefix]
-    streams.append(scorer.score(row_of, [work.lengths[number] for number in share], apart))
+        numbers = [number for number in group.numbers if number in mine]
+        after_prefix.update(numbers)
+        if unknown := [number for number in numbers if number not in known]:
+            streams.append(scorer.score_after_prefix(work.row, unknown, work.lengths, group.length))
+    alone = [number for number in share if number not in after_prefix]
+    streams.append(scorer.score(work.row, alone, work.lengths, known))
     try:
-        for places, batch in chain.from_iterable(streams):
-            yield [share[place] for place in places], batch
+        yield from chain.from_iterable(streams)
     except PassError as error:
-        pass_ = work.passes[share[error.number]]
+        pass_ = work.passes[error.number]
         raise ValueError(
             f"{error} It is the window over tokens {pass_.begin} to {pass_.end - 1} of the "
             f"text at position {work.streams[pass_.stream].text}."
@@ -457,40 +432,17 @@ def score_passes(
 def check_scores(work: Work, numbers: Sequence[int], batch: Sequence[Columns]) -> None:
     """Refuse NaN, naming the model and the text; infinity is a result."""
     for name, who in (("nll", "model"), ("reference_nll", "reference model")):
-        values = [columns[name] for columns in batch if name in columns]
-        if not values or not np.isnan(np.concatenate(values)).any():
-            continue
-        pass_ = next(work.passes[n] for n, nlls in zip(numbers, values) if np.isnan(nlls).any())
-        raise ValueError(
-            Wording(
-                f"The {who} gave NaN for the text at position {work.streams[pass_.stream].text}, in "
-                f"its tokens {pass_.targets[0][0]} to {pass_.end - 1}. Its weights contain NaN, or "
-                "it overflows in its dtype: load it with `dtype='float32'`."
-            )
-        )
-
-
-def progress_bar(hidden: bool, **settings: object) -> tqdm:
-    """Return a `tqdm` bar, hidden without a terminal; one hidden bar serves all.
-
-    `evaluate.logging.disable_progress_bar` hides it too; who has not imported evaluate has not called
-    that, and importing it here would take longer than scoring a short text.
-    """
-    evaluate = sys.modules.get("evaluate")
-    off = evaluate is not None and not evaluate.logging.is_progress_bar_enabled()
-    if hidden or off or _HIDDEN or not (sys.stderr and sys.stderr.isatty()):
-        return _NO_BAR
-    return tqdm(**settings)
-
-
-@contextmanager
-def bars_hidden() -> Iterator[None]:
-    """Hide bars within the context, if the caller shows its own."""
-    _HIDDEN.append(True)
-    try:
-        yield
-    finally:
-        _HIDDEN.pop()
+        for number, columns in zip(numbers, batch):
+            if name in columns and np.isnan(columns[name]).any():
+                pass_ = work.passes[number]
+                raise ValueError(
+                    Wording(
+                        f"The {who} gave NaN for the text at position "
+                        f"{work.streams[pass_.stream].text}, in its tokens {pass_.targets[0][0]} to "
+                        f"{pass_.end - 1}. Its weights contain NaN, or it overflows in its dtype: load "
+                        "it with `dtype='float32'`."
+                    )
+                )
 
 
 @contextmanager
