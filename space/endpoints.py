@@ -21,7 +21,7 @@ from .calls import python_call, shell_call
 from .intervals import FEWEST_PARTS
 from .jobs import Job, OverBudget, Stopped, Update, follow
 from .limits import FAULT, Refused
-from .memory_view import memory_view
+from .memory_view import change_by_context, memory_view
 from .models import BUNDLED, ROUNDED
 from .protocols import guide
 from .service import Compared, Scored, Service
@@ -263,7 +263,7 @@ def page_calls(service: Service) -> dict[str, Callable]:
                 "This text is too short to tell which of the two is better. That takes about "
                 f"{needed:,} tokens, {number(needed / there, 2)} times as many as it has."
             )
-        return {"html": comparison_view(compared.pair)}
+        return {"html": comparison_view(compared.pair) + change_by_context(compared)}
 
     def cite(asked: dict, job: Job) -> dict:
         settings = read_settings(asked)

@@ -1,9 +1,14 @@
 """How much memory helps: the same tokens with windows of several lengths, and with smaller strides."""
 
-from perplexity_sliding.views.charts import context_curve, setting_curve
-from perplexity_sliding.views.text import escape, number, per_cent
+import math
 
-from .service import Memory
+from perplexity_sliding.views.charts import Point, context_curve, line_chart, setting_curve
+from perplexity_sliding.views.text import count, escape, number, per_cent, signed
+
+from .service import Compared, Memory
+
+FEWEST = 30  # tokens of a group; a mean over fewer would be noise
+CONTEXT_AXIS = "tokens of context, at least, in windows without overlap"
 
 
 def memory_view(memory: Memory) -> str:
@@ -40,3 +45,22 @@ def _headline(memory: Memory) -> str:
         f"{short['context_length']:,}, the perplexity of the same tokens goes from "
         f"{number(short['perplexity'])} to <b>{number(long['perplexity'])}</b>, {change} %.{chance}</p>"
     )
+
+
+def change_by_context(compared: Compared) -> str:
+    """Chart what a model changes against its reference, in per cent, by the length of the context."""
+    points = []
+    for group in compared.by_context:
+        low, high, interval = group["low"], group["high"], group["log_ratio_interval"]
+        if not (low and group["num_tokens"] >= FEWEST and interval):
+            continue
+        change, *bounds = (100 * math.expm1(nats) for nats in (group["log_ratio"], *interval))
+        span = count(low, "token") if low == high else f"{low:,}–{high:,} tokens"
+        said, *ends = (signed(value, 2) for value in (change, *bounds))
+        words = f"{span} of context: {said} % (95 % interval {' to '.join(ends)} %)"
+        points.append(Point(low, change, f"{low:,}", words, bounds))
+    if compared.scored.result["comparison"]["compared"] != "tokens" or len(points) < 2:
+        return ""
+    title = f"Perplexity of {compared.scored.loaded.name}, change in %"
+    chart = line_chart(points, CONTEXT_AXIS, title, base=0)
+    return f'<div class="ps-view">{chart}<p class="ps-note">Bars are 95 % intervals.</p></div>'

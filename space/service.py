@@ -87,7 +87,6 @@ class Compared:
             scored,
             (scored.loaded.name, self.reference.name),
             scored.tokens if by_tokens else scored.result["piece_scores"][0],
-            self.by_context,
             [(loaded.name, loaded.window) for loaded in both if loaded.window > scored.window],
             self.remark,
         )

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 
 from perplexity_sliding import __version__
-from perplexity_sliding.views.text import interval_words, number
+from perplexity_sliding.views.text import number
 
 from .answers import recipe
 from .calls import python_call, shell_call, space, text_files
@@ -51,7 +51,10 @@ def sentence(scored: Scored) -> str:
     """State a number in a sentence with everything needed to compare and reproduce it."""
     result, loaded = scored.result, scored.loaded
     interval = result["perplexity_interval"]
-    within = "" if interval is None else f" ({interval_words(interval)})"
+    within = ""
+    if interval is not None:
+        low, high = map(number, interval)
+        within = f" (95 % interval within this text {low} to {high})"
     model = loaded.name + (f" at {loaded.commit[:SHORT_COMMIT]}" if loaded.commit else "")
     context = scored.settings.context
     after = f", context with SHA-256 {digest(context)}" if context else ""

@@ -13,8 +13,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 SHOWN = 200_000  # characters of all texts that are coloured
-# Errors for a mount point, or another user's file in a folder such as /tmp: written, not replaced.
-UNMOVABLE = (errno.EBUSY, errno.EPERM, errno.EACCES)
 
 
 @dataclass(frozen=True)
@@ -25,9 +23,7 @@ class Reading:
         whole: all that was read: the context, then the text.
         tokens: the metric's token scores of it.
         result: the metric's result, of this text or of all texts together.
-        model: name of the model.
         begin: characters of the context.
-        name: name of the text.
         perplexity: the text's own; None where texts were joined.
     """
 
@@ -41,7 +37,6 @@ class Reading:
 
     @property
     def num_context_tokens(self) -> int:
-        """Number of tokens that were read only as context."""
         ends = [offset[1] for offset in self.tokens["offsets"] if offset is not None]
         return sum(end <= self.begin for end in ends) if self.begin else 0
 
@@ -93,18 +88,19 @@ def replaced(path: str) -> Iterator[str]:
     folder, ending = os.path.dirname(target), os.path.splitext(target)[1]
     is_stream = os.path.abspath(path).startswith(("/dev/", "/proc/"))
     is_stream = is_stream or (os.path.exists(path) and not os.path.isfile(path))
-    is_replaced = not is_stream and os.access(folder, os.W_OK)
-    place = os.path.join(folder, f".{secrets.token_hex(8)}{ending}") if is_replaced else path
+    if is_stream or not os.access(folder, os.W_OK):
+        yield path
+        return
+    place = os.path.join(folder, f".{secrets.token_hex(8)}{ending}")
     try:
         yield place
-        if not is_replaced:
-            return
         if os.path.exists(target):
             shutil.copymode(target, place)
         try:
             os.replace(place, target)
         except OSError as error:
-            if error.errno not in UNMOVABLE:
+            # a mount point, or another user's file in a folder such as /tmp: written, not replaced
+            if error.errno not in (errno.EBUSY, errno.EPERM, errno.EACCES):
                 raise
             shutil.copyfile(place, target)
     except BrokenPipeError:
@@ -112,6 +108,5 @@ def replaced(path: str) -> Iterator[str]:
     except OSError as error:
         raise OSError(error.errno, error.strerror or str(error), path) from error
     finally:
-        if is_replaced:
-            with suppress(FileNotFoundError):
-                os.unlink(place)
+        with suppress(FileNotFoundError):
+            os.unlink(place)

@@ -28,13 +28,9 @@ KEY = (
 
 
 class Point(NamedTuple):
-    """One measurement.
+    """One measurement, with its name on the x-axis, and all about it, shown on pointing at it.
 
-    Attributes:
-        x, y: where it is.
-        tick: its name on the x-axis.
-        words: all about it, shown on pointing at it and read out.
-        interval: around y, or None; drawn as an error bar.
+    The interval around y, if any, is drawn as an error bar.
     """
 
     x: float
@@ -50,8 +46,7 @@ def line_chart(
     """Draw measurements over a logarithmic x-axis, joined by a line, with error bars.
 
     Args:
-        base: a value to be seen on the y-axis and drawn as a line of its own: what the measurements, and
-            the ends of their intervals, are to be compared with.
+        base: a value to be drawn as a line: what the measurements and their intervals are compared with.
     """
     logs = [math.log2(point.x) for point in points]
     across = _scale(min(logs), max(logs))
@@ -113,7 +108,6 @@ def _apart(ticks: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
 
 
 def _scale(low: float, high: float):
-    """Map a range to 0…1 with a margin."""
     span = (high - low) or 1.0
     return lambda value: MARGIN + (1 - 2 * MARGIN) * (value - low) / span
 
@@ -122,12 +116,7 @@ def _scale(low: float, high: float):
 
 
 def setting_curve(results: Sequence[dict], key: str = STRIDE) -> str:
-    """Draw perplexity against a setting; intervals are of the difference to the first.
-
-    Args:
-        results: of the metric, the one that the others are compared with first.
-        key: the setting, of `NAMES`.
-    """
+    """Draw perplexity against a setting, of `NAMES`; intervals are of the difference to the first."""
     first, name = results[0], NAMES[key]
     points = [
         Point(
@@ -145,11 +134,7 @@ def setting_curve(results: Sequence[dict], key: str = STRIDE) -> str:
 
 
 def context_curve(rows: Sequence[dict]) -> str:
-    """Draw the perplexity of the same tokens in windows of several lengths.
-
-    Args:
-        rows: the metric's `by_context_length`.
-    """
+    """Draw the perplexity of the same tokens in windows of several lengths, `by_context_length`."""
     longest, points = rows[-1], []
     for row in rows:
         length, ratio = f"{row['context_length']:,}", row.get("ratio_to_longest")
@@ -158,19 +143,13 @@ def context_curve(rows: Sequence[dict]) -> str:
             words += f", {change(ratio)} against {longest['context_length']:,}"
         interval = _interval_of(ratio, longest)
         points.append(Point(row["context_length"], row["perplexity"], length, words, interval))
+    base = f"a window of {longest['context_length']:,}"
+    x_title, y_title = "length of the window, in tokens", "Perplexity of the same tokens"
+    clear = "the model uses more context than fits into that window"
     return (
         f"<p>The same {count(longest['num_tokens'], 'token')}, scored with shorter and shorter windows.</p>"
-        + line_chart(
-            points,
-            "length of the window, in tokens",
-            "Perplexity of the same tokens",
-            longest["perplexity"],
-        )
-        + _bars_note(
-            points,
-            f"a window of {longest['context_length']:,}",
-            "the model uses more context than fits into that window",
-        )
+        + line_chart(points, x_title, y_title, longest["perplexity"])
+        + _bars_note(points, base, clear)
     )
 
 
@@ -182,7 +161,6 @@ def _interval_of(ratio: dict | None, base: dict) -> list[float] | None:
 
 
 def _bars_note(points: Sequence[Point], reference: str, clear: str) -> str:
-    """Explain the error bars; `clear` says what it means that one does not reach the line."""
     if all(point.interval is None for point in points):
         return ""
     return (
@@ -195,10 +173,7 @@ def _bars_note(points: Sequence[Point], reference: str, clear: str) -> str:
 
 
 def window_picture(reading: Reading) -> str:
-    """Draw the windows over this text: tokens that they read, tokens that they score, unscored tokens.
-
-    Over a long text, only the first windows are drawn; the scored tokens are shown for all of it.
-    """
+    """Draw the windows over this text, of a long one the first; what is scored is shown for all of it."""
     tokens, windows = reading.tokens, reading.tokens["windows"]
     length = max(1, len(tokens["tokens"]))
     reach = pictured_tokens(reading)
@@ -233,5 +208,4 @@ def window_picture(reading: Reading) -> str:
 
 
 def pictured_tokens(reading: Reading) -> int:
-    """Count the tokens of the text under the drawn windows: all of a short one."""
     return max(1, min(len(reading.tokens["tokens"]), PICTURED * reading.window))

@@ -1,4 +1,4 @@
-"""Comparison of a model with a reference on one text: verdict, numbers, the text by change, one chart."""
+"""Comparison of a model with a reference on one text: verdict, numbers, the text by change."""
 
 import bisect
 import math
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from . import Reading
-from .charts import Point, line_chart
 from .text import (
     ENDLESS,
     Segment,
@@ -23,8 +22,6 @@ from .text import (
 )
 
 CHANGE_EDGES = (0.1, 0.5, 2.0)  # bits that a piece of text costs more or less: edges of the colours
-FEWEST = 30  # tokens of a group; a mean over fewer would be noise
-CONTEXT_AXIS = "tokens of context, at least, in windows without overlap"
 
 
 @dataclass(frozen=True)
@@ -35,17 +32,15 @@ class Pair:
         reading: of the model; its result contains the metric's `comparison`.
         names: of the model and of the reference.
         scores: units that both scored: tokens, or pieces between common token boundaries.
-        by_context: of the metric's comparison in windows without overlap; empty where that is unknown.
         longer_windows: the models that accept longer windows, each with its limit.
         remark: how the request was changed, or None.
-        own: what the text costs by itself under the reference and under the model, where the
-            comparison is of several texts: perplexities, or bits per byte; None where unknown.
+        own: what one of several texts costs by itself under the reference and under the model:
+            perplexities, or bits per byte; None where unknown.
     """
 
     reading: Reading
     names: tuple[str, str]
     scores: dict
-    by_context: Sequence[dict] = ()
     longer_windows: Sequence[tuple[str, int]] = ()
     remark: str | None = None
     own: tuple[float, float] | None = None
@@ -56,27 +51,19 @@ class Pair:
 
     @property
     def by_tokens(self) -> bool:
-        """Whether both models read the same tokens, which can be compared."""
         return self.comparison["compared"] == "tokens"
 
     @property
     def has_divergence(self) -> bool:
-        """Whether the divergence of the predictions was measured; it is not with a server."""
-        return "kl" in self.comparison
+        return "kl" in self.comparison  # not with a server
 
     @property
     def is_one_of_several(self) -> bool:
-        """Whether the comparison includes other texts."""
         return self.reading.result["num_texts"] > 1
 
 
 def pair_of(reading: Reading, place: int, names: tuple[str, str]) -> Pair:
-    """Create a pair from one of the texts of a result.
-
-    Args:
-        place: of the text among them, from 0.
-        names: of the model and of the reference.
-    """
+    """Create a pair from the text at a place of a result, from 0, and the names of both models."""
     result, comparison = reading.result, reading.result["comparison"]
     own_windows = comparison["own_window"], comparison["reference_own_window"]
     longer = [
@@ -103,8 +90,7 @@ class Change(NamedTuple):
 
     Attributes:
         piece: its number among the segments.
-        bits: surprisal under the model.
-        reference_bits: under the reference.
+        bits, reference_bits: surprisal under the model and under the reference.
         kl: largest divergence of its tokens, in nats; None where there is none.
         tops: likeliest token for the model and for the reference there, or None.
     """
@@ -130,16 +116,12 @@ class Change(NamedTuple):
 
 
 def comparison_of_all(pair: Pair) -> str:
-    """Show the verdict on several texts together, and the numbers."""
     num_texts = count(pair.reading.result["num_texts"], "text")
     return f"<section><h2>All {num_texts} together</h2>{_verdict(pair)}{_table(pair)}</section>"
 
 
 def comparison_view(pair: Pair) -> str:
-    """Show the verdict, the text coloured by change, the numbers, and a chart.
-
-    For one of several texts compared together, show only its own numbers.
-    """
+    """Show the verdict, the text coloured by change, and the numbers; of one of several texts its own."""
     segments, text = text_segments(pair.reading)
     if not pair.by_tokens:
         segments, text = cut(pair.reading.whole, pair.scores["offsets"]), pair.reading.whole
@@ -152,18 +134,17 @@ def comparison_view(pair: Pair) -> str:
         for change, piece in zip(changes, pieces)
     ]
     data = {"models": pair.names, "pieces": [change and change.columns for change in changes]}
-    head, table = (
-        (_own_numbers(pair), "") if pair.is_one_of_several else (_verdict(pair), _table(pair))
-    )
+    head, table = _own_numbers(pair), ""
+    if not pair.is_one_of_several:
+        head, table = _verdict(pair), _table(pair)
     return (
         f'<div class="ps-view" data-view="compare" data-payload={payload(data)}>{head}'
         f"{_legend(pair.names[0])}{text_pair(pieces, colours, 'piece', 'what either model made of it')}"
-        f"{table}{_chart(pair)}</div>"
+        f"{table}</div>"
     )
 
 
 def measure_changes(pair: Pair, segments: Sequence[Segment]) -> list[Change]:
-    """Compare the pieces of text that both models scored."""
     scores, changes = pair.scores, []
     for piece, segment in enumerate(segments):
         if segment.first is None:
@@ -192,7 +173,6 @@ def change_colour(change: Change | None) -> str:
 
 
 def _own_numbers(pair: Pair) -> str:
-    """Write what one of several texts costs by itself, and the change if it is defined."""
     if pair.own is None:
         return ""
     before, after = pair.own
@@ -296,7 +276,6 @@ def _rows(pair: Pair) -> list[tuple[str, ...]]:
 
 
 def _within(interval: Sequence[float] | None, write: Callable[[float], str]) -> str:
-    """Write an interval in small type, or that there is none."""
     if interval is None:
         return "<small>not enough text for an interval</small>"
     low, high = map(write, interval)
@@ -316,22 +295,3 @@ def _legend(model: str) -> str:
         for colour, name, span in entries
     )
     return f'<div class="ps-legend"><ul>{boxes}</ul></div>'
-
-
-def _chart(pair: Pair) -> str:
-    """Chart the change of the perplexity in per cent by the length of the context, where that is known."""
-    points = []
-    for group in pair.by_context:
-        low, high, interval = group["low"], group["high"], group["log_ratio_interval"]
-        if not (low and group["num_tokens"] >= FEWEST and interval):
-            continue
-        change, *bounds = (100 * math.expm1(nats) for nats in (group["log_ratio"], *interval))
-        span = count(low, "token") if low == high else f"{low:,}–{high:,} tokens"
-        said, *ends = (signed(value, 2) for value in (change, *bounds))
-        words = f"{span} of context: {said} % (95 % interval {' to '.join(ends)} %)"
-        points.append(Point(low, change, f"{low:,}", words, bounds))
-    if not pair.by_tokens or len(points) < 2:
-        return ""
-    title = f"Perplexity of {pair.names[0]}, change in %"
-    chart = line_chart(points, CONTEXT_AXIS, title, base=0)
-    return f'{chart}<p class="ps-note">Bars are 95 % intervals.</p>'

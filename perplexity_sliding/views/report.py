@@ -84,11 +84,9 @@ def report(
     command: str = "",
     notes: Sequence[str] = (),
 ) -> str:
-    """Write the results and the coloured texts.
+    """Write the result of all texts together, and the coloured texts: of a comparison, `pairs` alone.
 
     Args:
-        result: the metric's, of all texts together.
-        readings: the texts that are shown; of a comparison none, but `pairs`.
         citation: how to quote the number.
         command: the command that reproduces it.
         notes: remarks that a reader needs with the number.
@@ -118,7 +116,6 @@ def report(
 
 
 def joined(paths: Iterable[Path]) -> str:
-    """Read files one after the other."""
     return "\n".join(path.read_text(encoding="utf-8") for path in paths)
 
 
@@ -170,7 +167,6 @@ def headline(result: dict, model: str, notes: Sequence[str]) -> str:
 
 
 def _bits(result: dict) -> str:
-    """Write the bits per byte, of the original text if it was detokenized."""
     if "bits_per_original_byte" in result:
         return f"{number(result['bits_per_original_byte'])} bits per byte of the original"
     return f"{number(result['bits_per_byte'])} bits per byte"
@@ -179,8 +175,7 @@ def _bits(result: dict) -> str:
 def reading_view(reading: Reading, place: int) -> str:
     """Show a text coloured by the surprisal of its tokens, their panel, and its windows.
 
-    Args:
-        place: number of the text in the report, from 1, by which its pieces are referenced.
+    Its pieces are referenced by its place in the report, from 1.
     """
     segments, text = text_segments(reading)
     pieces = [text[segment.start : segment.end] for segment in segments]
@@ -203,7 +198,6 @@ def reading_view(reading: Reading, place: int) -> str:
 
 
 def _story(reading: Reading) -> str:
-    """Write the most surprising word, its probability and the expected token."""
     worst = next(iter(most_surprising([reading], 1)), None)
     if worst is None:
         return ""

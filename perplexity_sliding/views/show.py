@@ -88,9 +88,6 @@ def texts_as_read(
 
     Args:
         scores: `token_scores` or `word_scores` of the results.
-
-    Raises:
-        ValueError: the results are of other texts.
     """
     texts = [texts] if isinstance(texts, str) else list(texts)
     wholes = texts

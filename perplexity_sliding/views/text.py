@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-import numpy as np
 import regex
 
 from ..results.words import UNSPACED
@@ -28,9 +27,7 @@ EDGES = (0, 1, 3, 6, 10, 15)
 LABELS = ("under 1 bit", "1–3 bits", "3–6 bits", "6–10 bits", "10–15 bits", "over 15 bits")
 ENDLESS = 1e9  # JSON has no infinity
 SCRIPT_DIGITS = 6  # the script shows two: rounded twice, 9.4955 bits would be 9.49
-# Probabilities below it are shown as 0: 10 to the 22nd is the largest power that a float has exactly.
-SMALLEST = 1e-20
-LONGEST_WORD = 40  # characters before a piece that are searched for the start of its word
+LONGEST_WORD = 40  # characters from the first piece of a word to its last
 PLAIN = "plain"  # the class of a piece without a colour
 GAP = "-"  # class of text that is shown but cannot be selected
 
@@ -39,7 +36,6 @@ GAP = "-"  # class of text that is shown but cannot be selected
 
 
 def escape(text: object) -> str:
-    """Make text safe between tags and inside quoted attributes."""
     return html.escape(str(text), quote=True).translate(TEMPLATE_SIGNS)
 
 
@@ -53,10 +49,7 @@ def payload(data: object) -> str:
 
 
 def number(value: float, digits: int = 4) -> str:
-    """Write a number for people: grouped thousands, `digits` significant digits, zeros included.
-
-    From a thousand million on, as a power of ten.
-    """
+    """Write `digits` significant digits, zeros included; from a thousand million on, a power of ten."""
     if not math.isfinite(value):
         return "∞" if value == math.inf else str(value)
     if abs(value) >= HUGE:
@@ -68,18 +61,10 @@ def number(value: float, digits: int = 4) -> str:
 
 
 def count(value: int, noun: str) -> str:
-    """Write a count with its noun: `1 window`, `2,000 windows`."""
     return f"{value:,} {noun}" + ("" if value == 1 else "s")
 
 
-def interval_words(interval: Sequence[float]) -> str:
-    """Write `95 % interval within this text 8.000 to 79.00`: the page scores one text at a time."""
-    low, high = map(number, interval)
-    return f"95 % interval within this text {low} to {high}"
-
-
 def signed(value: float, digits: int) -> str:
-    """Write a number with its sign, a typographic minus included."""
     return f"{value:+.{digits}f}".replace("-", "−")
 
 
@@ -89,7 +74,6 @@ def per_cent(ratio: float) -> str:
 
 
 def change(ratio: dict) -> str:
-    """Write a ratio of perplexities and its paired interval in per cent."""
     said = f"{per_cent(ratio['ratio'])} %"
     if ratio["interval"] is None:
         return said
@@ -112,7 +96,6 @@ def odds(nll: float) -> str:
 
 
 def in_bits(nll: float) -> float:
-    """Convert nats to bits for the page's script."""
     return round(nll / math.log(2), SCRIPT_DIGITS) if math.isfinite(nll) else ENDLESS
 
 
@@ -140,8 +123,7 @@ def cut(text: str, offsets: Sequence[Sequence[int]]) -> list[Segment]:
     share a user-perceived character, such as a letter with its accents, are one segment.
 
     Args:
-        offsets: first and one-past-last character of each token; empty for one that stands for
-            no character, such as a start token.
+        offsets: first and one-past-last character of each token; empty for a start token.
     """
     starts = {match.start() for match in regex.finditer(r"\X", text)} | {len(text)}
     segments: list[Segment] = []
@@ -173,8 +155,7 @@ def text_segments(reading: Reading) -> tuple[list[Segment], str]:
 def token_data(reading: Reading, segments: list[Segment]) -> dict:
     """Return the data of each token for the script, as columns.
 
-    Windows are [first token read, first scored, one past the last, start token]; segments are first
-    and last token, None without tokens.
+    Windows are [first token read, first scored, one past the last, whether it has a start token].
     """
     tokens = reading.tokens
     return {
@@ -186,7 +167,7 @@ def token_data(reading: Reading, segments: list[Segment]) -> dict:
         "bits": [None if nll is None else in_bits(nll) for nll in tokens["nll"]],
         "rank": tokens.get("rank"),
         "context": tokens["context_length"],
-        "alternatives": tokens.get("alternatives") and _with_probabilities(tokens["alternatives"]),
+        "alternatives": tokens.get("alternatives") and list(map(_shares, tokens["alternatives"])),
         "segments": [None if s.first is None else [s.first, s.last] for s in segments],
         "windows": [
             [w["begin"], w["first"], w["end"], int(w["start_token"])] for w in tokens["windows"]
@@ -194,26 +175,17 @@ def token_data(reading: Reading, segments: list[Segment]) -> dict:
     }
 
 
-def _with_probabilities(alternatives: list[list | None]) -> list[list | None]:
-    """Return the names of alternatives with their probabilities, to three significant digits.
-
-    Digits of all are rounded at once: to write out and read each takes a third of drawing a report.
-    """
-    values = np.exp([-nll for top in alternatives for _, nll in top or ()])
-    digits = 2 - np.floor(np.log10(np.maximum(values, SMALLEST)))
-    scales = 10.0**digits  # a whole number is divided by it, which gives the nearest float
-    rounded = np.where(values < SMALLEST, 0.0, np.rint(values * scales) / scales)
-    shown = iter(rounded.tolist())
-    return [top and [[name, next(shown)] for name, _ in top] for top in alternatives]
+def _shares(top: list | None) -> list | None:
+    """Return the names of alternatives with their probabilities, to three significant digits."""
+    return top and [[name, float(f"{math.exp(-nll):.3g}")] for name, nll in top]
 
 
 def bits_colour(bits: float) -> str:
-    """Return the colour class of a surprisal in bits."""
     return f"b{max(0, bisect.bisect_right(EDGES, bits) - 1)}"
 
 
 def piece_colour(nll: list[float | None], segment: Segment, piece: str) -> str | None:
-    """Return the colour class of a segment, by the sum of its tokens' surprisal."""
+    """Return the colour class of a segment; None for spaces that no token covers."""
     if segment.first is None:
         return "" if piece.strip() else None
     own = nll[segment.first : segment.last + 1]
@@ -221,7 +193,6 @@ def piece_colour(nll: list[float | None], segment: Segment, piece: str) -> str |
 
 
 def piece_columns(pieces: Sequence[str], colours: Sequence[str | None]) -> dict:
-    """Return the pieces' lengths as the script counts characters, and their classes."""
     return {
         "lengths": [utf16_length(piece) for piece in pieces],
         "classes": " ".join(GAP if colour is None else colour or PLAIN for colour in colours),
@@ -229,19 +200,17 @@ def piece_columns(pieces: Sequence[str], colours: Sequence[str | None]) -> dict:
 
 
 def utf16_length(text: str) -> int:
-    """Count characters as the page's script does."""
     return len(text.encode("utf-16-le")) // 2
 
 
 def text_pair(pieces: Sequence[str], colours: Sequence[str | None], unit: str, told: str) -> str:
     """Show a text with selectable pieces, and the box for the details of the selected one.
 
-    The page's script makes elements of those in sight only: tens of thousands would stop a browser
-    that serves a screen reader for many seconds.
+    The script makes elements of those in sight only: tens of thousands would stop a browser that
+    serves a screen reader for many seconds.
 
     Args:
-        pieces: the pieces of the text, in order.
-        colours: class of each; "" for none, None for text that cannot be selected.
+        colours: class of each piece; "" for none, None for text that cannot be selected.
         unit: name of a piece, such as "token".
         told: what the details are.
     """
@@ -262,7 +231,6 @@ class Surprise(NamedTuple):
     """A word that the model did not expect.
 
     Attributes:
-        word: as it stands in the text.
         piece: the number of its most surprising piece among the segments of the text.
         nll: of the whole word, in nats.
         nll_per_token: by which words are ordered; by their sums, long words would always come first.
@@ -285,11 +253,7 @@ def most_surprising(readings: Iterable[Reading], most: int) -> list[Surprise]:
     found = []
     for reading in readings:
         nlls, (segments, text) = reading.tokens["nll"], text_segments(reading)
-        words: dict[int, list[int]] = {}
-        for piece, segment in enumerate(segments):
-            if segment.first is not None:
-                words.setdefault(_begin_of_word(text, segment), []).append(piece)
-        for pieces in words.values():
+        for pieces in _words(segments, text):
             own = [nlls[segments[piece].first : segments[piece].last + 1] for piece in pieces]
             first, last = segments[pieces[0]], segments[pieces[-1]]
             word = text[first.start : last.end]
@@ -297,47 +261,40 @@ def most_surprising(readings: Iterable[Reading], most: int) -> list[Surprise]:
                 continue
             losses = list(map(sum, own))
             worst, nll = pieces[losses.index(max(losses))], sum(losses)
-            expected = _expected(reading.tokens, segments[worst], text)
+            begun = text[first.start : segments[worst].start].lstrip()
+            expected = _expected(reading.tokens, segments[worst], begun)
             per_token = nll / (last.last - first.first + 1)
             found.append(Surprise(_visible(word), worst, nll, per_token, expected))
     return sorted(found, key=lambda surprise: -surprise.nll_per_token)[:most]
 
 
-def _begin_of_word(text: str, segment: Segment) -> int:
-    """Find the start of a piece's word; the piece itself in scripts without spaces, such as Chinese."""
-    piece = text[segment.start : segment.end]
-    begin = segment.start + len(piece) - len(piece.lstrip())
-    if not text[begin : segment.end][:1].isalnum() or _is_unspaced(text[begin]):
-        return begin
-    before = _letters_before(text, begin)
-    return begin - (len(before) if len(before) < LONGEST_WORD else 0)
+def _words(segments: Sequence[Segment], text: str) -> list[list[int]]:
+    """Group the numbers of segments with tokens: spaces begin a word, letters after letters go on."""
+    words: list[list[int]] = []
+    for number, segment in enumerate(segments):
+        if segment.first is None:
+            continue
+        begun = text[segments[words[-1][0]].start : segment.start] if words else ""
+        around = text[max(0, segment.start - 1) : segment.start + 1]
+        goes_on = re.fullmatch(r"\w\w", around) and len(begun) <= LONGEST_WORD
+        goes_on = goes_on and not any(script.search(around) for script in UNSPACED)
+        if words and (goes_on or not begun.strip()):
+            words[-1].append(number)
+        else:
+            words.append([number])
+    return words
 
 
-def _is_unspaced(character: str) -> bool:
-    return any(script.match(character) for script in UNSPACED)
-
-
-def _letters_before(text: str, at: int) -> str:
-    letters = re.search(r"\w*$", text[max(0, at - LONGEST_WORD) : at])[0]
-    unspaced = [place for place, letter in enumerate(letters) if _is_unspaced(letter)]
-    return letters[unspaced[-1] + 1 :] if unspaced else letters
-
-
-def _expected(tokens: dict, segment: Segment, text: str) -> tuple[str, float] | None:
-    """Return the most likely token instead of a segment; None if it is part of a character.
-
-    Within a word, it is written after the start of the word.
-    """
+def _expected(tokens: dict, segment: Segment, begun: str) -> tuple[str, float] | None:
+    """Return the most likely token, within a word after its start; None if it is part of a character."""
     tops = tokens["alternatives"][segment.first] if tokens.get("alternatives") else None
     if not tops or segment.first != segment.last:
         return None
     token, nll = tops[0]
-    if text[segment.start].isalnum() and token[:1].isalnum():
-        begun = _letters_before(text, segment.start)
-        token = f"{begun}{token}…" if begun else token
+    if begun and token[:1].isalnum():
+        token = f"{begun}{token}…"
     return _visible(token), nll
 
 
 def _visible(piece: str) -> str:
-    """Strip the spaces around a piece; make a piece of only spaces visible."""
     return piece.strip() or piece.replace("\n", "↵").replace(" ", "·").replace("\t", "⇥")

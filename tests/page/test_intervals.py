@@ -8,7 +8,7 @@ from models import random_text
 from perplexity_sliding.views.comparison import comparison_view
 from space.intervals import FEWEST_PARTS
 from space.jobs import Job
-from space.memory_view import memory_view
+from space.memory_view import change_by_context, memory_view
 from space.models import BUNDLED, ROUNDED
 from space.settings import Settings
 
@@ -40,7 +40,8 @@ def test_a_comparison(service, parts, shown, other):
     found = conclusions(compared.pair.comparison)
     assert any(found) == shown
     assert any(conclusions(compared.by_context)) == (shown and other == ROUNDED)
-    page, summary = comparison_view(compared.pair), compared.pair.comparison["summary"]
+    page = comparison_view(compared.pair) + change_by_context(compared)
+    summary = compared.pair.comparison["summary"]
     assert "interval" in summary and ("not enough text for an interval" in summary) != shown
     assert ("Intervals are within this text" in page) == shown
     assert ("Bars are 95 % intervals" in page) == ('class="ps-error"' in page)
