@@ -48,9 +48,8 @@ class FakeServer:
 
     def get(self, path):
         if path == "/v1/models":
-            card = {"id": "served", "object": "model"}
-            if "openai" not in self.forms:
-                card |= {"root": self.root or "served", "max_model_len": self.length}
+            card = {"id": "served", "object": "model", "max_model_len": self.length}
+            card["root"] = self.root or "served"
             return 200, {"data": [card]}
         if path == "/version" and "vllm" in self.forms:
             return 200, {"version": "1.2.3"}
@@ -153,6 +152,7 @@ def running(server):
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        timeout = 2  # seconds that a connection may be idle
         disable_nagle_algorithm = True  # else a body waits 40 ms for the receipt of its head
 
         def do_GET(self):

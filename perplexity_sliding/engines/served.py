@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from ..models.identity import PROBE_TOKENS, check_tokenizer, model_name, probe_text
+from ..models.identity import check_tokenizer, model_name, probe_text
 from ..models.interface import EngineModel
 from ..plan.tokenization import shared_lock
 from ..plan.windows import ContextLimit
@@ -38,8 +38,6 @@ MOST_SPREAD = 0.1
 MOST_SHIFT = 0.03
 # Tolerance for values of the same computation, in nats.
 EXACTLY = 1e-5
-# Status codes for a prompt that is too long.
-TOO_LONG = {400, 413, 422}
 # Tokens to put in the place of one; the value of a single one may be that of the original by chance.
 REPLACEMENTS = 3
 # Requests per call of a live vLLM, which batches them itself.
@@ -112,7 +110,6 @@ class LogprobsAPI:
         tokenizer_path: path for tokenizing a text; empty if unavailable.
         gives_ranks: whether it returns the rank of a token.
         forces: whether it can score a token after the last one read.
-        num_new: number of tokens that the server must generate.
     """
 
     name: str
@@ -120,7 +117,6 @@ class LogprobsAPI:
     tokenizer_path = ""
     gives_ranks = False
     forces = False
-    num_new = 1
 
     def body(self, served_name: str, prompts: Sequence[Prompt], num_likeliest: int) -> dict:
         """Build a request for the values of prompts, which share the forced token, if any.
@@ -129,7 +125,7 @@ class LogprobsAPI:
         the rest of its step (`max_num_batched_tokens`).
         """
         ids = [prompt.ids for prompt in prompts]
-        settings = {"model": served_name, "prompt": ids, "max_tokens": self.num_new}
+        settings = {"model": served_name, "prompt": ids, "max_tokens": 1}
         return settings | {"stream": False, "temperature": 1.0, "top_p": 1.0}
 
     def read(self, reply: Any, prompts: Sequence[Prompt], num_likeliest: int) -> list[TokenValues]:
@@ -236,16 +232,9 @@ class SGLang(LogprobsAPI):
 
 
 class OpenAI(LogprobsAPI):
-    """OpenAI's legacy `echo` with `logprobs`, with ids if the server returns them.
-
-    Args:
-        num_new: number of tokens that the server must generate: 0 if it allows that, else 1.
-    """
+    """OpenAI's legacy `echo` with `logprobs`, with ids if the server returns them."""
 
     name = "OpenAI"
-
-    def __init__(self, num_new: int) -> None:
-        self.num_new = num_new
 
     def body(self, served_name: str, prompts: Sequence[Prompt], num_likeliest: int) -> dict:
         return super().body(served_name, prompts, num_likeliest) | {
@@ -256,9 +245,7 @@ class OpenAI(LogprobsAPI):
 
     def _rows(self, answer: Any, prompt: Prompt, num_likeliest: int) -> list[Row]:
         found = answer["logprobs"]
-        values = found["token_logprobs"]
-        if len(values) == len(prompt.ids) + self.num_new:
-            values = values[: len(prompt.ids)]
+        values = found["token_logprobs"][: len(prompt.ids)]  # without that of the answer
         names = found.get("tokens") or [None] * len(values)
         tops = found.get("top_logprobs") or [None] * len(values)
         return [
@@ -268,7 +255,7 @@ class OpenAI(LogprobsAPI):
 
 
 # The APIs in the order in which they are tried.
-APIS = (VLLM(), SGLang(), OpenAI(0), OpenAI(1))
+APIS = (VLLM(), SGLang(), OpenAI())
 
 
 def ranked_row(entry: dict[int, tuple[Any, Any]], token: int, num_likeliest: int) -> Row:
@@ -385,29 +372,16 @@ class ServedModel(EngineModel):
             yield
 
     def check(self) -> None:
-        """Test the model, unless it is the model that was tested before.
-
-        The prompts are as long as the probe text, or half as long until the server accepts them.
-        """
+        """Test the model, unless it is the model that was tested before."""
         if hasattr(self, "tried") and self.is_same():
             return
-        length = PROBE_TOKENS
-        if self.limit.readable is not None:
-            length = min(length, self.limit.readable + 1)  # the last token may be forced
-        while True:
-            ids = probe_text(self.vocabulary_size, length)
-            try:
-                self.tried, self.nll = self._test(ids)
-                return
-            except ServerError as error:
-                is_limit = self.limit.readable is None and error.status in TOO_LONG
-                if not is_limit or length <= CANARY_LENGTH:
-                    raise
-                length //= 2
-            except AnswerError as error:
-                raise ValueError(
-                    f"{self.description} answered {length} ids with {error}."
-                ) from None
+        # one more than is read: the last token may be forced
+        limit = self.limit.length if self.limit.readable is None else self.limit.readable + 1
+        ids = probe_text(self.vocabulary_size, limit)
+        try:
+            self.tried, self.nll = self._test(ids)
+        except AnswerError as error:
+            raise ValueError(f"{self.description} answered {len(ids)} ids with {error}.") from None
 
     def _test(self, ids: list[int]) -> tuple[Prompt, np.ndarray]:
         """Test the source with random prompts of at most `len(ids)` tokens, the forced one included.

@@ -1,14 +1,13 @@
 """A server with an API for log-probabilities: its requests, and the model, tokenizer and API behind it."""
 
-import json
 import os
 import random
-import socket
-import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from itertools import islice
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -91,43 +90,30 @@ class Server:
     api: LogprobsAPI
     served_name = ""
     has_answered = False
+    _client: httpx.Client | None = None
 
     def __init__(self, address: str, settings: ServerSettings) -> None:
         self.root = address.rstrip("/").removesuffix("/v1")
         self.settings = settings
-        self._threads: ThreadPoolExecutor | None = None
         self._key = os.environ.get(settings.api_key_variable, "").strip()
 
     @contextmanager
     def connected(self) -> Iterator[None]:
-        """Keep connections open within the context; leaving it aborts running requests."""
-        if self._threads is not None:
+        """Keep connections open within the context."""
+        if self._client is not None:
             yield
             return
-        number, timeout = self.settings.requests_in_flight, self.settings.timeout
-        self._closed = threading.Event()
-        self._sockets: list[socket.socket] = []
-        self._threads = ThreadPoolExecutor(number, "server")
-        with httpx.Client(
+        timeout = self.settings.timeout
+        self._client = httpx.Client(
             headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
             timeout=httpx.Timeout(timeout, connect=min(timeout, CONNECT_S)),
-            limits=httpx.Limits(max_connections=number),
-        ) as self._client:
-            try:
-                yield
-            finally:
-                self._closed.set()
-                for each in self._sockets:
-                    abort(each)
-                self._threads.shutdown(cancel_futures=True)
-                self._threads = None
-
-    def _note_socket(self, event: str, info: dict) -> None:
-        """Note the socket of a new connection, to abort it; httpx calls this."""
-        if event.endswith(("connect_tcp.complete", "start_tls.complete")):
-            self._sockets.append(info["return_value"].get_extra_info("socket"))
-            if self._closed.is_set():  # the others are aborted already
-                abort(self._sockets[-1])
+            limits=httpx.Limits(max_connections=self.settings.requests_in_flight),
+        )
+        try:
+            yield
+        finally:
+            self._client.close()
+            self._client = None
 
     def request(self, method: str, path: str, body: dict | None = None) -> Any:
         """Send a request, and again after temporary failures; return the answer's JSON.
@@ -135,29 +121,26 @@ class Server:
         Raises:
             ServerError: the server refuses the request, or does not respond.
         """
+        assert self._client is not None, "enter connected() first"
         failures: list[str] = []
         while True:
-            status, trace = None, {"trace": self._note_socket}
-            pause = FIRST_WAIT_S * 2 ** len(failures) * random.uniform(0.75, 1.25)
+            status = None
             try:
-                reply = self._client.request(method, self.root + path, json=body, extensions=trace)
+                reply = self._client.request(method, self.root + path, json=body)
             except httpx.ReadTimeout:
                 failures.append(f"no answer within {self.settings.timeout:g} s")
             except httpx.TransportError as error:
                 failures.append(str(error) or type(error).__name__)
             else:
                 status = reply.status_code
-                said = reply.text.replace(self._key or "\0", "***")  # a server may repeat it
+                said = reply.text[:SHOWN].replace(self._key or "\0", "***")  # it may repeat the key
                 if status not in TRANSIENT:
                     break
-                failures.append(f"status {status}, {error_message(said)}")
-                asked_pause = reply.headers.get("retry-after", "")
-                if asked_pause.isdecimal():  # not a date
-                    pause = int(asked_pause)
+                failures.append(f"status {status}, {said!r}")
             most = self.settings.retries
             if not self.has_answered and status in (None, 500):  # others ask to retry
                 most = min(most, FIRST_CONTACT_RETRIES)
-            if len(failures) > most or self._closed.is_set():
+            if len(failures) > most:
                 last = f"; finally: {failures[-1]}" if failures[-1] != failures[0] else ""
                 advice = "Check the address, and that the server is running."
                 if self.has_answered:
@@ -167,17 +150,17 @@ class Server:
                     f"{failures[0]}{last}. {advice}",
                     status,
                 )
-            self._closed.wait(min(pause, LONGEST_WAIT_S))
-        try:
-            if 200 <= status < 300:
-                return json.loads(said)
-            problem = f"refused a request ({path}): status {status}, {error_message(said)}."
-            if status in (401, 403):
-                variable = self.settings.api_key_variable
-                problem += f" The key is taken from the environment variable {variable}"
-                problem += "." if self._key else ", which is not set."
-        except ValueError:
-            problem = f"must answer in JSON, got {said[:SHOWN]!r} ({path})."
+            pause = FIRST_WAIT_S * 2 ** (len(failures) - 1) * random.uniform(0.75, 1.25)
+            time.sleep(min(pause, LONGEST_WAIT_S))
+        problem = f"refused a request ({path}): status {status}, {said!r}."
+        if status in (401, 403):
+            problem += " The key is taken from the environment variable "
+            problem += self.settings.api_key_variable
+            problem += "." if self._key else ", which is not set."
+        if reply.is_success:
+            with suppress(ValueError):
+                return reply.json()
+            problem = f"must answer in JSON, got {said!r} ({path})."
         raise ServerError(f"The server at {self.root} {problem}", status)
 
     def values(self, prompts: Sequence[Prompt], num_likeliest: int = 0) -> list[TokenValues]:
@@ -190,21 +173,27 @@ class Server:
     def values_of_all(
         self, requests: Iterable[Sequence[Prompt]], num_likeliest: int
     ) -> Iterator[tuple[int, Sequence[TokenValues] | AnswerError]]:
-        assert self._threads is not None, "enter connected() first"
-        numbered = enumerate(requests)
-        running: dict[Future, int] = {}
+        answers: SimpleQueue = SimpleQueue()
+
+        def ask(number: int, prompts: Sequence[Prompt]) -> None:
+            try:
+                answers.put((number, self.values(prompts, num_likeliest)))
+            except Exception as error:
+                answers.put((number, error))
+
+        numbered, num_running = enumerate(requests), 0
         while True:
-            free = self.settings.requests_in_flight - len(running)
-            for number, prompts in islice(numbered, free):
-                running[self._threads.submit(self.values, prompts, num_likeliest)] = number
-            if not running:
+            for asked in islice(numbered, self.settings.requests_in_flight - num_running):
+                # daemons, for which Ctrl-C does not wait
+                Thread(target=ask, args=asked, daemon=True).start()
+                num_running += 1
+            if not num_running:
                 return
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                number = running.pop(future)
-                try:
-                    yield number, future.result()
-                except AnswerError as error:
-                    yield number, error
+            number, answer = answers.get()
+            num_running -= 1
+            if isinstance(answer, Exception) and not isinstance(answer, AnswerError):
+                raise answer
+            yield number, answer
 
     def tokenize(self, text: str) -> list[int] | None:
         if not self.api.tokenizer_path:
@@ -214,22 +203,6 @@ class Server:
             return self.request("POST", self.api.tokenizer_path, body).get("tokens")
         except ServerError:
             return None
-
-
-def abort(connection: socket.socket) -> None:
-    with suppress(OSError):  # it is closed already
-        socket.socket.shutdown(connection, socket.SHUT_RDWR)
-
-
-def error_message(text: str) -> str:
-    """Return the message in an error response."""
-    try:
-        found = json.loads(text)
-    except ValueError:
-        found = text
-    for key in ("error", "message", "detail"):
-        found = found.get(key, found) if isinstance(found, dict) else found
-    return repr(str(found)[:SHOWN])
 
 
 # --- opening --------------------------------------------------------------------------------------
@@ -276,17 +249,14 @@ def open_served(
         length = about.get("max_model_len")
         server.api = find_api(server, tokenizer, length, description)
         engine = server.api.name
-        for path in ("/version", "/get_server_info"):
-            with suppress(ServerError, LookupError, TypeError):
-                engine = f"{server.api.name} {server.request('GET', path)['version']}"
-                break
+        with suppress(ServerError, LookupError, TypeError):
+            engine = f"{server.api.name} {server.request('GET', '/version')['version']}"
     if length is None:
         stated = getattr(tokenizer, "model_max_length", LARGEST_LIMIT)
         limit = ContextLimit(int(stated) if 0 < stated < LARGEST_LIMIT else None, None)
     else:
         # One position is reserved for the answer.  A forced token is the answer; others are read.
-        num_read = 0 if server.api.forces else server.api.num_new
-        limit = ContextLimit(length, None, length - 1 - num_read)
+        limit = ContextLimit(length, None, length - 1 - (not server.api.forces))
     name = model_name(server.served_name, {})
     return ServedModel(server, tokenizer, name, description, engine, limit)
 
@@ -297,23 +267,18 @@ def find_served_model(server: Server, description: str) -> tuple[str, dict]:
     Returns:
         its name, and what the server says of it: `root` and `max_model_len`, if anything.
     """
-    named, described = server.settings.served_name, {}
-    try:
-        listed = server.request("GET", "/v1/models")
-        described = {entry["id"]: entry for entry in listed["data"]}
-    except (ServerError, LookupError, TypeError) as error:
-        if named is None or getattr(error, "status", 404) not in (404, 405):
-            raise
+    listed, named = server.request("GET", "/v1/models"), server.settings.served_name
+    described = {entry["id"]: entry for entry in listed["data"]}
     if named is None and len(described) == 1:
         [named] = described
-    if named is None or (described and named not in described):
+    if named is None or named not in described:
         names = ", ".join(map(repr, described)) or "no model"
         got = "" if named is None else f", got {named!r}"
         raise ValueError(
             f"{description} lists {names}: pass the model's name as `served_name` in "
             f"`model_kwargs`{got}."
         )
-    return named, described.get(named, {})
+    return named, described[named]
 
 
 def find_api(

@@ -63,13 +63,13 @@ class ScoredPart:
     def without_first(self, begin: int) -> "ScoredPart":
         """Return the part without the text's first token, which has `begin` characters."""
         moved = [(max(first - 1, 0), end - 1) for first, end in self.targets]
-        kept = [number for number, (first, end) in enumerate(moved) if first < end]
+        kept = [(*ends, tail) for ends, tail in zip(moved, self.tails) if ends[0] < ends[1]]
         spans, longer = (
             tuple((max(first, begin), end) for first, end in ranges if end > begin)
             for ranges in (self.spans, self.longer)
         )
-        tails = tuple(self.tails[number] for number in kept)
-        return ScoredPart(tuple(moved[number] for number in kept), spans, tails, longer)
+        targets = tuple((first, end) for first, end, _ in kept)
+        return ScoredPart(targets, spans, tuple(tail for *_, tail in kept), longer)
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,6 @@ class TokenizedText:
 
 
 def prepends_start_token(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Check whether the tokenizer itself prepends its start token."""
     if not tokenizer.num_special_tokens_to_add():
         return False
     [stream] = tokenize(tokenizer, ["a"], "default")
@@ -130,11 +129,9 @@ def prepends_start_token(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 def start_token_id(tokenizer: PreTrainedTokenizerBase, kind: str) -> int | None:
     """Return the id of the start token: "bos", "eos", or "bos or eos"; None if there is none."""
-    if kind == "bos":
-        return tokenizer.bos_token_id
-    if kind == "bos or eos" and tokenizer.bos_token_id is not None:
-        return tokenizer.bos_token_id
-    return tokenizer.eos_token_id
+    roles = {"bos": tokenizer.bos_token_id, "eos": tokenizer.eos_token_id}
+    ids = [roles[role] for role in kind.split(" or ")]
+    return next((token_id for token_id in ids if token_id is not None), None)
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
@@ -191,15 +188,16 @@ def tokenize(
     Raises:
         ValueError: the tokenizer has no end-of-text token, and the encoding adds one.
     """
-    adds_end = encoding in ("lines", "default ended")
-    eos: Any = tokenizer.eos_token_id if adds_end else None  # to look it up takes as long as a text
-    if adds_end and eos is None:
-        raise ArgumentError(
-            "tokenizer",
-            "have an end-of-text token (eos_token) with this protocol, which adds it after every "
-            f"{'line' if encoding == 'lines' else 'text'}",
-            got="one without it",
-        )
+    eos: Any = None
+    if encoding in ("lines", "default ended"):  # to look it up takes as long as a text
+        eos = tokenizer.eos_token_id
+        if eos is None:
+            raise ArgumentError(
+                "tokenizer",
+                "have an end-of-text token (eos_token) with this protocol, which adds it after every "
+                f"{'line' if encoding == 'lines' else 'text'}",
+                got="one without it",
+            )
     if encoding == "lines":
         streams = []
         for text in texts:
@@ -266,8 +264,7 @@ def _encode(
     head = tail = 0
     if special and not marks:  # a slow tokenizer, whose mask may be empty
         built = tokenizer.build_inputs_with_special_tokens([NO_TOKEN])
-        head = built.index(NO_TOKEN)
-        tail = len(built) - head - 1
+        head, tail = built.index(NO_TOKEN), built[::-1].index(NO_TOKEN)
     for number, ids in enumerate(encoded["input_ids"]):
         added = np.zeros(len(ids), dtype=bool)
         added[:head] = added[len(ids) - tail :] = True
@@ -310,7 +307,6 @@ def without_start_token(
 
 
 def check_fast(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Check that the tokenizer returns offsets."""
     if not tokenizer.is_fast:
         raise ArgumentError(
             "tokenizer",
@@ -322,12 +318,11 @@ def check_fast(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def stream_hash(ids: np.ndarray) -> str:
-    """Return a hash of the tokens that the model reads."""
     return xxhash.xxh3_128(np.ascontiguousarray(ids, dtype=np.int64).data).hexdigest()
 
 
 def shared_lock(owner: object) -> threading.RLock:
-    """Return the lock of an object that threads share, the same one each time."""
+    """Return the lock of an object, the same one each time."""
     with _LOCKS_LOCK:
         return _LOCKS.setdefault(owner, threading.RLock())
 
@@ -374,28 +369,23 @@ def tokens_of(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[st
 
 
 def vocabulary_texts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Decode every token of the vocabulary by id; an unused id gives ""."""
-    end = 1 + max(tokenizer.get_vocab().values(), default=-1)
-    tokens = tokens_of(tokenizer, range(end))
-    return [token and text for token, text in zip(tokens, token_texts(tokenizer, tokens))]
-
-
-def token_texts(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) -> list[str]:
-    """Decode each token as in the middle of a text, with its white space.
+    """Decode every token of the vocabulary by id, with its white space; an unused id gives "".
 
     A token is decoded between two others, because decoders strip both ends.  Offsets are unsuitable:
     some tokenizers trim them, others count a space that is not in the text.
     """
+    vocabulary = tokenizer.get_vocab()
+    tokens = tokens_of(tokenizer, range(1 + max(vocabulary.values(), default=-1)))
     join: Callable[[list[str]], str] = tokenizer.convert_tokens_to_string
     if tokenizer.is_fast and tokenizer.backend_tokenizer.decoder is None:
         join = " ".join  # transformers 4.45 fails on a tokenizer without a decoder
     # plain letters decode to themselves next to any other token
-    vocabulary = tokenizer.get_vocab()
     anchor = next((letter for letter in string.ascii_lowercase if letter in vocabulary), "a")
     if join([anchor, anchor]) == anchor + anchor:
-        return [join([anchor, token, anchor])[1:-1] for token in tokens]
-    # The decoder adds a space before every word; tokens without one continue a word.
-    texts = [join([anchor, token])[1:] for token in tokens]
-    if all(text[:1].isspace() for text in texts):
-        return [text.lstrip() + " " for text in texts]  # every token is a whole word
-    return texts
+        texts = [join([anchor, token, anchor])[1:-1] for token in tokens]
+    else:
+        # The decoder adds a space before every word; tokens without one continue a word.
+        texts = [join([anchor, token])[1:] for token in tokens]
+        if all(text[:1].isspace() for text in texts):  # every token is a whole word
+            texts = [text.lstrip() + " " for text in texts]
+    return [token and text for token, text in zip(tokens, texts)]

@@ -30,12 +30,12 @@ UNLIMITED_WINDOW = 2048
 
 @dataclass(frozen=True)
 class ContextLimit:
-    """The maximum number of tokens of a model.
+    """The maximum number of tokens of a model, or None.
 
     Attributes:
-        length: the stated limit, or None.
-        table: size of the table of absolute positions, or None; no window may exceed it.
-        readable: tokens that one pass may read, or None; a server reserves space for its answer.
+        length: the stated limit.
+        table: size of the table of absolute positions, which no window may exceed.
+        readable: tokens that one pass may read; a server reserves space for its answer.
     """
 
     length: int | None
@@ -69,7 +69,7 @@ class Window(NamedTuple):
 
     @property
     def num_inputs(self) -> int:
-        """Tokens read, the start token included: the length of the row fed to the model."""
+        """Tokens read, the start token included."""
         return self.end - 1 - self.begin + self.start_token
 
     @property
@@ -81,7 +81,6 @@ class Window(NamedTuple):
         return target - self.begin + self.start_token
 
     def context_lengths(self) -> range:
-        """Count the tokens that the prediction of each target sees."""
         return range(self.context_length(self.first), self.context_length(self.end))
 
 
@@ -92,7 +91,7 @@ def plan_windows(
     start: Start = "none",
     protocol: Protocol = PROTOCOLS[DEFAULT_PROTOCOL],
 ) -> Iterator[Window]:
-    """Plan the windows over a text of `num_tokens` tokens.
+    """Plan the windows over a text of `num_tokens` tokens, without the start token, in order.
 
     Under "sliding", window k consists of the `max_length` tokens from k * stride on.  A token is
     scored in the first window that contains it, given all preceding tokens of that window.  With
@@ -101,15 +100,10 @@ def plan_windows(
     every stride.
 
     Args:
-        num_tokens: N, without the start token.
         max_length: positions in a window, at least 2; at least 3 if second halves are scored.
         stride: 1 to `max_length`; with `start="every"`, to `max_length - 1`.
         start: "none"; "once", before the text; "every", at the head of each window; "replace",
             instead of each window's first token.
-        protocol: selects the targets and the treatment of the last window.
-
-    Yields:
-        windows in the order of the text, each with at least one target.
     """
     if start == "every":
         # The start token occupies a position, and precedes the first token of each window.
@@ -141,10 +135,7 @@ def plan_windows(
 def _spans(
     length: int, width: int, stride: int, last: str, lead: int = 1
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield `(begin, first, end)`: windows of `width` tokens, each scoring its new tokens.
-
-    `lead` is the number of tokens that a window needs before its first target.
-    """
+    """Yield (begin, first, end) of windows of `width` tokens, with `lead` tokens before a target."""
     if last == "popped":
         length = (length - width - 1) // stride * stride + width - 1
     scored = 0
@@ -189,7 +180,6 @@ class Plan:
     carries: str = "nothing"
 
     def windows(self, num_tokens: int) -> list[Window]:
-        """List the windows over a text of `num_tokens` tokens."""
         return list(
             plan_windows(num_tokens, self.max_length, self.stride, self.start, self.protocol)
         )
@@ -202,48 +192,38 @@ class Plan:
 
 
 def num_scored(windows: list[Window]) -> int:
-    """Count the tokens that a text's windows score."""
     return sum(window.num_targets for window in windows)
 
 
 def restrict_windows(windows: Iterable[Window], targets: Sequence[tuple[int, int]]) -> list[Window]:
-    """Restrict windows to ranges of targets.
-
-    A window without targets is omitted; one with several ranges is repeated for each.
+    """Restrict windows to ranges of targets, each of which gives a window of its own.
 
     Args:
         windows: windows in the order of the text.
         targets: half-open ranges (first, end), ascending and disjoint.
     """
-    restricted = []
-    place = 0
+    restricted, place = [], 0
     for window in windows:
         while place < len(targets) and targets[place][1] <= window.first:
             place += 1
         following = place
         while following < len(targets) and targets[following][0] < window.end:
-            first, end = targets[following]
+            first, end = max(window.first, targets[following][0]), targets[following][1]
             end = min(window.end, end)
-            behind = window.end - end
-            restricted.append(
-                window._replace(first=max(window.first, first), end=end, behind=behind)
-            )
+            restricted.append(window._replace(first=first, end=end, behind=window.end - end))
             following += 1
     return restricted
 
 
 def last_window(num_tokens: int, first: int, max_length: int, starts: bool) -> Window:
-    """Plan the window in which lm-evaluation-harness scores a continuation.
+    """Plan the window in which lm-evaluation-harness scores a continuation, from token `first` on.
 
     It reads the last `max_length` tokens before its last target.
 
     Args:
-        num_tokens: N, context and continuation together.
-        first: the first token of the continuation.
-        starts: whether the start token precedes the text, instead of a context.
+        starts: whether the start token precedes the text, instead of a context; it is dropped first.
     """
     begin = max(0, num_tokens - 1 - max_length)
-    # The start token is dropped first.
     return Window(begin, first, num_tokens, starts and num_tokens <= max_length)
 
 
@@ -280,7 +260,6 @@ class Pass(NamedTuple):
 
     @property
     def num_inputs(self) -> int:
-        """Tokens read, the start token included: the length of the row fed to the model."""
         return self.end - 1 - self.begin + (self.start_token is not None)
 
     @property
@@ -289,11 +268,7 @@ class Pass(NamedTuple):
 
 
 class PlannedWindow(NamedTuple):
-    """A window over one of several streams.
-
-    Attributes:
-        start_id: id of the start token; None if the window has none.
-    """
+    """A window over one of several streams, with the id of its start token, if it has one."""
 
     stream: int
     window: Window
@@ -310,14 +285,11 @@ class Place(NamedTuple):
 def merge_windows(
     windows: Sequence[PlannedWindow], prefixes_agree: bool = True
 ) -> tuple[list[Pass], list[Place]]:
-    """Merge windows into the fewest passes, in the order of their first windows.
+    """Merge windows into the fewest passes, in the order of their first windows, and locate each.
 
     Args:
         prefixes_agree: whether scores do not depend on the length of the pass; otherwise only
             windows of the same length are merged, and each is read completely.
-
-    Returns:
-        the passes, and for every window the location of its scores.
     """
     groups: dict[tuple, list[int]] = {}
     for number, (stream, window, start_id) in enumerate(windows):
@@ -336,12 +308,7 @@ def merge_windows(
 
 
 class SharedPrefix(NamedTuple):
-    """Passes with a common prefix, which can be read once for all of them.
-
-    Attributes:
-        numbers: numbers of the passes.
-        length: number of shared tokens, the start token included; none of their rows is scored.
-    """
+    """Numbers of passes with a common prefix to be read once, and its length with the start token."""
 
     numbers: tuple[int, ...]
     length: int
@@ -355,11 +322,10 @@ class SharedPrefix(NamedTuple):
 def find_shared_prefixes(
     passes: Sequence[Pass], prefix_of: Callable[[Pass], Sequence[int]], least: int
 ) -> list[SharedPrefix]:
-    """Find the passes with a common prefix.
+    """Find the passes with a common prefix that saves at least `least` tokens.
 
     Args:
-        prefix_of: returns the tokens of a pass that may be shared.
-        least: minimum number of tokens to save.
+        prefix_of: returns the tokens of a pass that may be shared, none of whose rows is scored.
     """
     groups: dict[tuple[int, ...], list[int]] = {}
     for number, pass_ in enumerate(passes):
@@ -394,5 +360,4 @@ def offset_of(targets: tuple[tuple[int, int], ...], target: int) -> int:
 
 
 def count_inputs(passes: Iterable[Pass]) -> int:
-    """Count the tokens that passes read: their cost."""
     return sum(pass_.num_inputs for pass_ in passes)
