@@ -130,22 +130,6 @@ def test_handles_are_moved_by_keys_and_by_mouse(page, longest):
     assert (edge[0] + edge[2]) / 2 == pytest.approx(page.script(BOX, last)[2], abs=14)
 
 
-def test_a_dot_of_a_handle_covers_no_letter(page):
-    page.scored(STORY * 12)
-    page.click("#play")
-    page.click("#play")
-    for name, edge in (("window", "top"), ("stride", "bottom")):
-        line = page.script(BOX, page.one(f".handle.{name}"))
-        dot = page.script(
-            "const { top, bottom } = getComputedStyle(arguments[0], '::after'); return [top, bottom]",
-            page.one(f".handle.{name}"),
-        )
-        height = line[3] - line[1]
-        assert float(dot[0 if edge == "top" else 1].removesuffix("px")) == pytest.approx(
-            height, abs=1
-        )
-
-
 @pytest.mark.parametrize(
     "name, said",
     [

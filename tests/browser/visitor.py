@@ -27,7 +27,7 @@ PATIENCE, INTERVAL = 120, 0.1  # seconds until a condition is given up, between 
 # Whether the number is of what stands there.
 IS_SCORED = """
 const busy = document.getElementById("busy").textContent;
-return !document.querySelector("#answer.old") && (arguments[0] || !busy);
+return !document.querySelector("#answer.old") && !busy;
 """
 BOX = "const r = arguments[0].getBoundingClientRect(); return [r.left, r.top, r.right, r.bottom];"
 
@@ -161,7 +161,7 @@ class Page:
         """Wait until what stands there is scored; return the number as it is shown."""
         if text is not None:
             self.fill(text)
-        self.until(lambda: self.script(IS_SCORED, False), "it was not scored")
+        self.until(lambda: self.script(IS_SCORED), "it was not scored")
         return self.told("#perplexity")
 
     @property

@@ -61,28 +61,13 @@ def test_the_api_gives_the_metrics_number(url, folders, metric):
 
 def test_the_api_gives_tokens_and_words_to_quote(url):
     result = Client(url, httpx_kwargs=PATIENT, verbose=False).predict(
-        STORY, tokens=True, api_name="/score"
+        STORY, tokens=True, words=True, api_name="/score"
     )
+    assert [row["word"] for row in result["words"]] == STORY.split()
     assert sum(row["nll_nats"] for row in result["tokens"]) == pytest.approx(result["total_nll"])
     assert STORY[result["tokens"][4]["start"] : result["tokens"][4]["end"]].strip()
     assert result["text_sha256"] == hashlib.sha256(STORY.encode()).hexdigest()
     assert result["text_sha256"] in result["sentence"]
-
-
-def test_the_api_gives_words_after_a_context(url):
-    result = Client(url, httpx_kwargs=PATIENT, verbose=False).predict(
-        " was kind.", context="The old man", words=True, api_name="/score"
-    )
-    assert [row["word"] for row in result["words"]] == ["was", "kind."]
-    assert " was kind."[result["words"][1]["start"] : result["words"][1]["end"]] == "kind."
-    assert result["num_context_tokens"] > 0 and "of context" in result["sentence"]
-
-
-def test_a_language_model_gets_json(url):
-    """Gradio's own header says that a tool was called through MCP."""
-    client = Client(url, httpx_kwargs=PATIENT, verbose=False, headers={"x-gradio-user": "mcp"})
-    answer = client.predict("Some text.", api_name="/score")
-    assert json.loads(answer)["perplexity"] > 1
 
 
 def test_the_api_compares(url, folders):
@@ -98,55 +83,16 @@ def test_the_api_compares(url, folders):
     assert len(scored) == result["num_tokens"]
     changes = [row["nll"] - row["reference_nll"] for row in scored]
     assert math.exp(sum(changes) / len(changes)) == pytest.approx(ratio, rel=1e-5)
-    assert sum(row["kl"] for row in scored) / len(scored) == pytest.approx(
-        comparison["kl"], rel=1e-5
-    )
-    assert all(row["top"] and row["reference_top"] for row in scored)
     assert (STORY * 3)[rows[4]["start"] : rows[4]["end"]].strip()
     assert {"verdict", "summary", "same_top", "token_agreement", "worst_tokens"} <= set(comparison)
-
-
-def test_the_api_compares_models_with_other_tokens_by_bytes(url):
-    result = Client(url, httpx_kwargs=PATIENT, verbose=False).predict(
-        STORY * 3, "demo_model", "owner/bytes", tokens=True, api_name="/compare"
-    )
-    comparison, pieces = result["comparison"], result["tokens"]
-    assert comparison["compared"] == "bytes"
-    low, high = comparison["bits_per_byte_change_interval"]
-    assert low <= comparison["bits_per_byte_change"] <= high
-    total = sum(piece["nll"] - piece["reference_nll"] for piece in pieces) / math.log(2)
-    assert total / comparison["num_compared_bytes"] == pytest.approx(
-        comparison["bits_per_byte_change"], rel=1e-6
-    )
-
-
-@pytest.mark.parametrize(
-    "arguments, said",
-    [
-        ({"stride": 200}, "The stride must be between 1 and the window, 128 tokens"),
-        ({"window": 129}, "The window must be between 2 and 128 tokens"),
-        ({"model": "demo_model"}, "two different models"),
-        ({"model": ""}, "`model` must be the name of a model"),
-        ({"reference_model": ""}, "`reference_model` must be the name of a model"),
-    ],
-)
-def test_the_api_compares_as_asked_or_not_at_all(url, arguments, said):
-    with pytest.raises(Exception, match=said):
-        Client(url, httpx_kwargs=PATIENT, verbose=False).predict(
-            STORY, **arguments, api_name="/compare"
-        )
 
 
 @pytest.mark.parametrize(
     "arguments, said",
     [
         ({"text": ""}, "There is no text yet"),
-        ({"text": "x", "model": "../up"}, "not the name of a model"),
         ({"text": "x", "model": "owner/absent"}, "no public model called owner/absent"),
-        ({"text": "x", "window": 10**6}, "The window must be between"),
-        ({"text": "x", "stride": -1}, "The stride must be between"),
         ({"text": "x", "stride": 0}, r"The stride must be between.* is 0\.$"),
-        ({"text": "x", "protocol": "mine"}, "There is no protocol called"),
         (
             {"text": "x", "protocol": "llama.cpp", "stride": 4},
             "llama.cpp has no `stride` to choose",
@@ -156,13 +102,10 @@ def test_the_api_compares_as_asked_or_not_at_all(url, arguments, said):
             "has no `start_token` “every”",
         ),
         ({"text": "x", "model": None}, "must be the name of a model"),
-        ({"text": "x", "model": "n" * 500}, "not the name of a model"),
         ({"text": "x", "protocol": ["sliding"]}, "`protocol` must be a name"),
-        ({"text": "x", "protocol": {}}, "`protocol` must be a name"),
         ({"text": "x", "start_token": ["once"]}, "`start_token` must be a name"),
         ({"text": "x", "window": {}}, "The window must be a whole number"),
         ({"text": ["x"]}, "There is no text yet"),
-        ({"text": "x", "context": {"a": 1}}, "The context must be a text"),
         ({"text": "x", "protocol": "gptq", "words": True}, "`words` must be left out"),
         ({"text": "x", "protocol": "gptq", "context": "y"}, "scores no text after a context"),
     ],
@@ -199,22 +142,6 @@ def test_parallel_visitors_each_get_their_own_answer(url, folders, metric):
         assert result["perplexity"] == pytest.approx(expected["perplexity"], rel=1e-6)
         assert result["num_tokens"] == expected["num_tokens"]
         assert f"|stride:{stride}|" in result["signature"]
-
-
-def test_nobody_gets_around_the_queue(url):
-    import httpx
-
-    answer = httpx.post(f"{url}gradio_api/run/score", json={"data": [STORY]})
-    assert answer.status_code in (403, 404) or "error" in answer.text.lower()
-    assert "perplexity" not in answer.text
-
-
-def test_the_page_needs_nothing_from_elsewhere(url):
-    import httpx
-
-    page = httpx.get(url).text
-    outside = set(regex.findall(r'(?:src|href)="(?:https?:)?//([^/"]+)', page))
-    assert outside <= {"127.0.0.1", "localhost"}
 
 
 def test_the_tools_of_the_mcp_server(url):

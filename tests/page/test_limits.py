@@ -10,7 +10,6 @@ from space.gate import check_name
 from space.jobs import Job, OverBudget
 from space.limits import Limits, Refused
 from space.models import BUNDLED
-from space.samples import FOLDER, samples
 from space.service import Service
 from space.settings import Settings
 
@@ -30,12 +29,6 @@ def test_texts_that_are_refused(folders, text, said):
     service = Service(folders["bytes"], Limits(characters=100, tokens=50))
     with pytest.raises(Refused, match=said):
         service.score(text, Settings(BUNDLED), Job(60))
-
-
-def test_samples_are_there():
-    files = samples()
-    assert len(files) >= 4
-    assert all((FOLDER / file).read_text(encoding="utf-8").strip() for file in files)
 
 
 def test_a_request_over_its_time_ends_with_a_clear_sentence(service):

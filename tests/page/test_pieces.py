@@ -7,14 +7,10 @@ import regex
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
-from models import make_byte_tokenizer, words
+from models import make_byte_tokenizer
 
 from perplexity_sliding.views.text import cut
 from space.answers import text_data
-from space.jobs import Job
-from space.models import BUNDLED
-from space.service import Service
-from space.settings import Settings
 
 
 @examples(max_examples=100)
@@ -33,14 +29,12 @@ def test_segments_cover_the_text_and_never_cut_a_character(text):
 @pytest.mark.parametrize(
     "text, offsets, expected",
     [
-        ("ab", [(0, 1), (1, 2)], [(0, 1, 0, 0), (1, 2, 1, 1)]),
         ("é", [(0, 1), (0, 1)], [(0, 1, 0, 1)]),  # two bytes, one letter
         ("e\u0301x", [(0, 1), (1, 2), (2, 3)], [(0, 2, 0, 1), (2, 3, 2, 2)]),  # letter and accent
         ("👩‍👧", [(0, 1), (1, 2), (2, 3)], [(0, 3, 0, 2)]),  # joined emoji
         ("a b", [(0, 1), (2, 3)], [(0, 1, 0, 0), (1, 2, None, None), (2, 3, 1, 1)]),  # a gap
         (" a ", [(1, 2)], [(0, 1, None, None), (1, 2, 0, 0), (2, 3, None, None)]),
         ("a", [(0, 0), (0, 1)], [(0, 1, 1, 1)]),  # a start token stands for no text
-        ("", [], []),
     ],
 )
 def test_segments(text, offsets, expected):
@@ -56,9 +50,3 @@ def test_pieces_are_cut_where_the_script_cuts_them(scored):
     segments = cut(scored.text, scored.tokens["offsets"])
     assert shown == [scored.text[segment.start : segment.end] for segment in segments]
     assert max(pieces["lengths"]) > max(len(piece) for piece in shown)  # there is an emoji
-
-
-def test_spaces_without_a_token_are_no_pieces(folders):
-    spaced = Service(folders["words"]).score(words([5, 9, 4] * 9), Settings(BUNDLED), Job(60))
-    pieces = text_data(spaced)["pieces"]
-    assert [c == "-" for c in pieces["classes"].split()] == [False, True] * 26 + [False]

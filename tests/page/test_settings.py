@@ -43,12 +43,6 @@ def test_settings_that_are_no_settings_are_refused():
             check_settings(settings, PROTOCOLS)
 
 
-def test_every_protocol_has_a_guide(service):
-    for protocol in service.protocols:
-        known = guide(protocol)
-        assert len(known.tool) > 3 and known.idea.endswith(".")
-
-
 def test_a_new_protocol_needs_no_word_here(folders, monkeypatch):
     row = protocol_rows()["lm-eval"]
     monkeypatch.setitem(protocol_rows(), "new", replace(row, name="new", source="a new tool"))

@@ -1,9 +1,5 @@
 """All protocols side by side: their numbers or reasons, and pictures of their windows."""
 
-import html
-import json
-import math
-
 import pytest
 import regex
 from pages import STORY
@@ -53,15 +49,6 @@ def test_pictures_of_protocols_show_what_is_thrown_away(service):
     assert cut["stock"] == length - 63 and cut["sliding"] == 0
     title = "How the first 640 tokens are split" if length > 640 else "How the text is split"
     assert title in tools_view(sweep)
-
-
-def test_windows_that_would_hide_each_other_are_not_all_drawn(service):
-    one = service.score(STORY, Settings(BUNDLED, 64, 4), Job(60))
-    picture = window_picture(one)
-    assert "1 in 6 drawn" in picture
-    starts = [begin for begin, _ in bars(picture.split("</svg>")[0], "ps-new")]
-    expected = [w["first"] for w in one.tokens["windows"][::6] if w["begin"] < 640]
-    assert starts == expected
 
 
 def test_protocols_stand_in_order_on_one_axis_with_their_difference(service):
@@ -118,17 +105,3 @@ def test_the_bold_row_is_the_number_of_the_page(service, settings, said):
     stated = regex.findall(r'data-stride="(\d*)".*?<small>Window (\d+)(?:, stride (\d+))?\.', page)
     assert len(stated) == len(sweep.scored)
     assert all((a, str(settings.window)) == (c, b) for a, b, c in stated)
-
-
-def test_rows_carry_every_average_that_a_paper_may_print(service):
-    sweep = service.every_protocol(STORY, Settings(BUNDLED, 64), Job(60))
-    page = tools_view(sweep)
-    assert "A number you have read" in page
-    carried = regex.findall(r'data-protocol="([^"]+)".*?data-values="([^"]+)"', page)
-    assert len(carried) == len(sweep.scored)
-    results = {one.settings.protocol: one.result for one in sweep.scored}
-    for name, values in carried:
-        values = json.loads(html.unescape(values))
-        for key in ("perplexity", "mean_perplexity", "word_perplexity", "bits_per_byte"):
-            assert values[key] == results[name][key]
-        assert values["nats_per_token"] == pytest.approx(math.log(values["perplexity"]))
