@@ -451,12 +451,11 @@ ARGUMENTS = {
     ),
     "word_correction": Argument(
         "str or None",
-        Choice(("pimentel", "oh", "wordsprobability", "minicons", None)),
+        Choice(("pimentel", "oh", None)),
         "pimentel",
         'correction for the space between words: "pimentel" (Pimentel and Meister, 2024), "oh" (Oh '
-        'and Schuler, 2024), "wordsprobability" or "minicons" for exactly the numbers of these '
-        "packages, or None for plain sums.",
-        "pimentel (default), oh, a package or none; implies --words",
+        "and Schuler, 2024), or None for plain sums.",
+        "pimentel (default), oh or none; implies --words",
         "NAME",
         group="words",
         needs="words",

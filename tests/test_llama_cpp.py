@@ -209,35 +209,34 @@ def compared(root, text, tokenizer, reference, rounded, tmp_path_factory):
     )
 
 
-def metric_lines(result) -> dict[str, tuple]:
+def metric_lines(result) -> dict[str, float]:
     """What the metric gives, under the tool's names and in its units."""
     comparison = result["comparison"]
-    errors = comparison["tool_stderrs"]
     ppl, base = result["perplexity"], comparison["reference_perplexity"]
     ratio = comparison["perplexity_ratio"]["ratio"]
     lines = {
-        "Mean PPL(Q)": (ppl, errors["perplexity"]),
-        "Mean PPL(base)": (base, errors["reference_perplexity"]),
-        "Cor(ln(PPL(Q)), ln(PPL(base)))": (100 * comparison["correlation"], None),
-        "Mean ln(PPL(Q)/PPL(base))": (math.log(ratio), errors["log_perplexity_ratio"]),
-        "Mean PPL(Q)/PPL(base)": (ratio, errors["perplexity_ratio"]),
-        "Mean PPL(Q)-PPL(base)": (ppl - base, errors["perplexity_difference"]),
-        "Mean KLD": (comparison["kl"], errors["kl"]),
-        "Mean Δp": (100 * comparison["delta_p"], 100 * errors["delta_p"]),
-        "RMS Δp": (100 * comparison["rms_delta_p"], 100 * errors["rms_delta_p"]),
-        "Same top p": (100 * comparison["same_top"], 100 * errors["same_top"]),
+        "Mean PPL(Q)": ppl,
+        "Mean PPL(base)": base,
+        "Cor(ln(PPL(Q)), ln(PPL(base)))": 100 * comparison["correlation"],
+        "Mean ln(PPL(Q)/PPL(base))": math.log(ratio),
+        "Mean PPL(Q)/PPL(base)": ratio,
+        "Mean PPL(Q)-PPL(base)": ppl - base,
+        "Mean KLD": comparison["kl"],
+        "Mean Δp": 100 * comparison["delta_p"],
+        "RMS Δp": 100 * comparison["rms_delta_p"],
+        "Same top p": 100 * comparison["same_top"],
     }
     heads = {"0": "Minimum", "50": "Median", "100": "Maximum"}
     for name, key, unit in (("KLD", "kl", 1), ("Δp", "delta_p", 100)):
         for percent, value in comparison[f"{key}_percentiles"].items():
-            lines[f"{heads.get(percent, f'{float(percent):.1f}%')} {name}"] = (unit * value, None)
+            lines[f"{heads.get(percent, f'{float(percent):.1f}%')} {name}"] = unit * value
     return lines
 
 
 def test_the_metric_gives_every_line(root, compared, bits):
     """To what the tool's 16 bits cost: steps of up to 2.4e-4 nats."""
     lines = metric_lines(compared)
-    for name, (value, error) in printed_lines(root, bits)[0].items():
+    for name, (value, _) in printed_lines(root, bits)[0].items():
         cost = 1.2e-4 if "PPL" in name or "KLD" in name else 4e-3
         if name.startswith("Cor"):
             cost = 1.1e-2
@@ -247,10 +246,7 @@ def test_the_metric_gives_every_line(root, compared, bits):
         elif name == "Same top p":
             # one token, whose two likeliest are one code
             cost = 100 / compared["num_tokens"] + 6e-4
-        assert lines[name][0] == pytest.approx(value, rel=5e-5, abs=cost), name
-        if error is not None:
-            cost = 1.7e-3 if name == "Same top p" else 1.1e-3
-            assert lines[name][1] == pytest.approx(error, rel=1e-4, abs=cost), name
+        assert lines[name] == pytest.approx(value, rel=5e-5, abs=cost), name
 
 
 def test_the_metric_gives_every_line_in_float64(compared, rows, log_q):
@@ -258,13 +254,11 @@ def test_the_metric_gives_every_line_in_float64(compared, rows, log_q):
     logits, targets = rows
     log_p = logits.double().log_softmax(1)
     lines = metric_lines(compared)
-    for name, (value, error) in tool_statistics(log_q, log_p, targets, cutoff=-np.inf).items():
+    for name, (value, _) in tool_statistics(log_q, log_p, targets, cutoff=-np.inf).items():
         if name not in lines:
             continue
         # A tenth of the digits that the tool prints: one token's value is of float32.
-        assert lines[name][0] == pytest.approx(value, rel=2e-5, abs=1e-4), name
-        if error is not None:
-            assert lines[name][1] == pytest.approx(error, rel=1e-5, abs=2e-5), name
+        assert lines[name] == pytest.approx(value, rel=2e-5, abs=1e-4), name
 
 
 def test_the_running_values_of_every_window(root, compared, bits):

@@ -65,9 +65,8 @@ def test_the_rest_of_the_result_is_that_of_a_single_run(compare, other):
     alone = compare(return_token_scores=True)
     reference_alone = compare(model=other, return_token_scores=True)
     comparison = both.pop("comparison")
-    for scores, expected, others in zip(
-        both["token_scores"], alone["token_scores"], reference_alone["token_scores"]
-    ):
+    token_scores = (result["token_scores"] for result in (both, alone, reference_alone))
+    for scores, expected, others in zip(*token_scores):
         assert scores.pop("reference_nll") == others["nll"]
         for name in ("kl", "top", "reference_top"):
             assert len(scores.pop(name)) == len(expected["nll"])
@@ -75,8 +74,6 @@ def test_the_rest_of_the_result_is_that_of_a_single_run(compare, other):
     assert both == alone
     for name in ("perplexity", "perplexity_interval", "perplexities", "signature"):
         assert comparison[f"reference_{name}"] == reference_alone[name]
-    ratio = alone["perplexity"] / reference_alone["perplexity"]
-    assert comparison["perplexity_ratio"]["ratio"] == pytest.approx(ratio, rel=1e-12)
     assert comparison["compared"] == "tokens"
 
 
@@ -131,31 +128,20 @@ def test_models_whose_blocks_are_cut_differently(compare, gpt2, other, plain, mo
 # ---- a model against itself
 
 
-def check_identical(comparison) -> None:
+@pytest.mark.parametrize("is_copy", [True, False])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_the_same_weights(compare, name, is_copy):
+    """Also of the very same object, whose logits must not overwrite each other."""
+    model = make_model(name)
+    second = make_model(name) if is_copy else model
+    comparison = compare(predictions=TEXTS[:3], model=model, reference=second)["comparison"]
     assert comparison["perplexity_ratio"]["ratio"] == 1
-    assert comparison["perplexity_ratio"]["interval"] in (None, [1, 1])
     assert comparison["kl"] == comparison["kl_reverse"] == 0
     assert comparison["kl_percentiles"]["100"] == 0
     assert comparison["token_agreement"] == comparison["same_top"] == 1
     assert comparison["right_to_wrong"] == comparison["wrong_to_right"] == 0
     assert comparison["rms_delta_p"] == 0
-
-
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_a_copy_of_the_same_weights(compare, name):
-    texts = TEXTS[:3]
-    result = compare(predictions=texts, model=make_model(name), reference=make_model(name))
-    check_identical(result["comparison"])
-
-
-def test_itself_under_every_protocol(compare, gpt2):
-    """The very same object, whose logits must not overwrite each other."""
-    texts = [random_text(60, seed) for seed in range(3)]
-    results = compare(predictions=texts, reference=gpt2, protocol="all", max_length=None)
-    measured = [entry for entry in results["measurements"] if "error" not in entry]
-    assert len(measured) > 8
-    for entry in measured:
-        check_identical(entry["comparison"])
+    assert (comparison["verdict"] == "the same") == (not is_copy)
 
 
 def test_a_ratio_under_every_protocol(metric, compare, other):
@@ -198,31 +184,18 @@ def test_padding_of_the_vocabulary(compare, gpt2, other):
     expected = compare(reference=other)["comparison"]
     got = compare(reference=padded(other, 16))["comparison"]
     assert got["kl"] == pytest.approx(expected["kl"], rel=1e-4)
-    assert 0 < got["outside_mass"]["reference"] < 1e-9
-    assert got["outside_mass"]["model"] == 0
-
-
-def test_too_much_outside_the_common_vocabulary(compare, other):
     with pytest.raises(ValueError, match=r"`reference` must have the vocabulary of the model"):
         compare(reference=padded(other, 16, bias=0.0))
-
-
-def test_tokens_that_a_fine_tune_added(compare, other, tokenizer):
-    more = make_tokenizer()
-    more.add_tokens(["<tool>"])
-    comparison = compare(reference={"model": other, "tokenizer": more})["comparison"]
-    assert comparison["compared"] == "tokens"
 
 
 def test_vocabularies():
     assert same_vocabulary(make_tokenizer(), make_tokenizer(adds_bos=True))
     assert not same_vocabulary(make_tokenizer(), make_tokenizer(vocabulary=VOCABULARY - 5))
-    assert not same_vocabulary(make_tokenizer(vocabulary=VOCABULARY - 5), make_tokenizer())
     assert not same_vocabulary(make_tokenizer(), make_byte_tokenizer())
-    also_special = make_tokenizer()
-    also_special.add_special_tokens({"additional_special_tokens": ["w5"]})  # it was there before
-    assert same_vocabulary(make_tokenizer(), also_special)
-    assert same_vocabulary(also_special, make_tokenizer())
+    fine_tuned = make_tokenizer()
+    fine_tuned.add_special_tokens({"additional_special_tokens": ["w5", "<tool>"]})  # w5 was there
+    assert same_vocabulary(make_tokenizer(), fine_tuned)
+    assert same_vocabulary(fine_tuned, make_tokenizer())
 
 
 @pytest.mark.parametrize("has_more", ["model", "reference"])
@@ -255,16 +228,15 @@ def test_other_tokenizers_are_compared_by_bytes(compare, gpt2, tokenizer):
     num_bytes = sum(len(text.encode()) for text in TEXTS)
     assert comparison["compared"] == "bytes"
     assert comparison["num_compared_bytes"] == num_bytes
-    total = words["total_nll"] / math.log(2) / num_bytes
-    assert comparison["bits_per_byte"] == pytest.approx(total)
-    reference_total = single_bytes["total_nll"] / math.log(2) / num_bytes
-    assert comparison["reference_bits_per_byte"] == pytest.approx(reference_total)
-    assert comparison["bits_per_byte_change"] == pytest.approx(total - reference_total)
-    assert comparison["byte_perplexity_ratio"]["ratio"] == pytest.approx(
-        2 ** (total - reference_total)
+    bits, of_bytes = (
+        result["total_nll"] / math.log(2) / num_bytes for result in (words, single_bytes)
     )
-    low, high = comparison["byte_perplexity_ratio"]["interval"]
-    assert low < comparison["byte_perplexity_ratio"]["ratio"] < high
+    assert comparison["bits_per_byte"] == pytest.approx(bits)
+    assert comparison["reference_bits_per_byte"] == pytest.approx(of_bytes)
+    assert comparison["bits_per_byte_change"] == pytest.approx(bits - of_bytes)
+    ratio = comparison["byte_perplexity_ratio"]
+    assert ratio["ratio"] == pytest.approx(2 ** (bits - of_bytes))
+    assert ratio["interval"][0] < ratio["ratio"] < ratio["interval"][1]
     assert comparison["verdict"] == "better" and comparison["within_margin"] is True
     assert "kl" not in comparison
     assert {name: value for name, value in both.items() if name != "comparison"} == words
@@ -313,27 +285,33 @@ def test_the_smaller_context_counts(compare, gpt2):
 # ---- infinity and NaN
 
 
-class Suppressed(torch.nn.Module):
-    """A model that gives some tokens no probability at all."""
+class Changed(torch.nn.Module):
+    """A model with other logits."""
 
-    def __init__(self, model, tokens, value=-math.inf):
+    def __init__(self, model, change):
         super().__init__()
-        self.inner, self.config, self.tokens, self.value = model, model.config, tokens, value
+        self.inner, self.config, self.change = model, model.config, change
 
     def forward(self, ids):
         output = self.inner(ids)
-        output.logits[..., self.tokens] = self.value
+        self.change(output.logits)
         return output
 
 
-def test_tokens_that_both_suppress_count_for_nothing(compare, gpt2, other):
-    result = compare(model=Suppressed(gpt2, [1, 2]), reference=Suppressed(other, [1, 2]))
+def suppress(logits):
+    logits[..., [1, 2]] = -math.inf
+
+
+def overflow(logits):
+    """On long texts."""
+    logits[:, 14:] = math.nan if len(logits) > 2 else 0.0
+
+
+def test_tokens_that_a_model_suppresses(compare, gpt2, other):
+    result = compare(model=Changed(gpt2, suppress), reference=Changed(other, suppress))
     comparison = result["comparison"]
     assert 0 < comparison["kl"] < math.inf and comparison["num_infinite_kl"] == 0
-
-
-def test_tokens_that_the_model_alone_suppresses(compare, gpt2, other):
-    result = compare(model=Suppressed(gpt2, [1, 2]), reference=other)
+    result = compare(model=Changed(gpt2, suppress), reference=other)
     comparison = result["comparison"]
     assert comparison["kl"] == math.inf and comparison["kl_reverse"] < math.inf
     assert comparison["num_infinite_kl"] == result["num_tokens"]
@@ -342,20 +320,7 @@ def test_tokens_that_the_model_alone_suppresses(compare, gpt2, other):
 
 def test_a_reference_that_gives_nan(compare, other):
     with pytest.raises(ValueError, match="The reference model gave NaN for the text at position"):
-        compare(reference=Poisoned(other))
-
-
-class Poisoned(torch.nn.Module):
-    """A model that overflows on long texts."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.inner, self.config = model, model.config
-
-    def forward(self, ids):
-        output = self.inner(ids)
-        output.logits[:, 14:] = math.nan if len(ids) > 2 else 0.0
-        return output
+        compare(reference=Changed(other, overflow))
 
 
 # ---- by name, adapters, checkpoints, arguments
@@ -443,20 +408,15 @@ def test_a_model_without_its_trained_copies(compare, trained):
     assert compare(model=adapted)["perplexity"] == got["perplexity"]
 
 
-def test_a_merged_adapter_is_refused(compare):
+def test_a_model_without_an_adapter_of_its_own_is_refused(compare):
+    with pytest.raises(ValueError, match="with an adapter, got GPT2LMHeadModel without"):
+        compare(reference="without adapter")
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["c_attn"], fan_in_fan_out=True)
     adapted = peft.get_peft_model(make_model("gpt2"), config)
     adapted.merge_adapter()
     with pytest.raises(ValueError, match="it is merged into the weights"):
         compare(model=adapted, reference="without adapter")
-
-
-def test_only_peft_models_have_an_adapter(compare):
-    with pytest.raises(
-        ValueError, match="requires a model with an adapter, got GPT2LMHeadModel without"
-    ):
-        compare(reference="without adapter")
 
 
 def test_checkpoint(compare, other, tmp_path):
@@ -477,10 +437,8 @@ def test_checkpoint(compare, other, tmp_path):
         ({"margin": 0.01}, "`margin` must be left out without `reference`"),
         ({"reference": {"dtype": "float32"}}, "one of model_id and model, .* got dtype"),
         ({"reference": {"model_id": "x", "model": 3}}, "one of model_id and model"),
-        ({"reference": {"model_id": "x", "revision": "main"}}, "got model_id, revision"),
         ({"reference": 3}, "`reference` must be the name of a model .* got 3"),
         ({"reference": {"model": 3}}, "must be a loaded torch model or a vllm.LLM, got int"),
-        ({"reference": ""}, "`reference` must be the name of a model"),
         ({"reference": {"model_id": "x", "model_kwargs": 3}}, r"model_kwargs'\]` must be a dict"),
         (
             {"reference": {"model": make_model("gpt2"), "dtype": "float32"}},
@@ -488,7 +446,6 @@ def test_checkpoint(compare, other, tmp_path):
         ),
         ({"reference": "x", "margin": "1 %"}, "`margin` must be a number"),
         ({"reference": "x", "margin": 1}, "`margin` must be a number of at least 0 and below 1"),
-        ({"reference": "x", "margin": math.nan}, "got nan"),
         ({"reference": make_model("gpt2"), "words": True}, "`words` must be left out with `ref"),
     ],
 )

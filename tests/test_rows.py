@@ -108,7 +108,7 @@ def test_regions_of_several_words_are_one_word_each(call, tmp_path):
 
 BAD_WORDS = {
     "other words": ("猫 跑了", "got '跑了'"),
-    "a word too few": ("猫", "after the last one comes '睡了'"),
+    "a word too few": ("猫", "got their end: at character 1 stands '睡了'"),
     "nothing": ("", "--words-column must be words"),
     "broken JSON": ("[1,", "got '[1,'"),
     "past the end": ("[[0, 9]]", "within the 3 of the text"),

@@ -51,7 +51,7 @@ def test_a_copy_of_four_bits(metric, gpt2, tokenizer):
             step = parameter.abs().max() / 7
             parameter.copy_((parameter / step).round() * step)
     comparison = ask(metric, gpt2, tokenizer, FakeServer(copy, tokenizer))
-    assert comparison["identity"]["same"] is None and comparison["identity"]["different"]
+    assert comparison["identity"]["same"] is None
     assert comparison["summary"].startswith("The model is not the reference")
     assert comparison["worst_tokens"][0].keys() >= {"nll", "reference_nll", "token"}
 
@@ -69,12 +69,17 @@ def half_precision(number, scale=1.0, seed=0):
     return scale * 0.01 * draw.standard_t(5, number), 0.01 * draw.standard_t(5, number)
 
 
-@pytest.mark.parametrize(("number", "most"), [(10, 0), (100, 0.02), (400, 0.005), (5000, 0)])
+@pytest.mark.parametrize(("number", "most"), [(100, 0.02), (400, 0.005), (5000, 0)])
 def test_false_alarms_are_rare(number, most):
     """Rounding twice as large as the reference's own in bfloat16 is no other model."""
     verdicts = [judge_sameness(*half_precision(number, 2, seed)) for seed in range(400)]
-    assert np.mean([verdict["different"] for verdict in verdicts]) <= most
-    assert all((v["same"] is None) == (v["different"] or number < 100) for v in verdicts)
+    assert np.mean([verdict["same"] is None for verdict in verdicts]) <= most
+
+
+def test_few_tokens_leave_it_open():
+    verdict = judge_sameness(*half_precision(99))
+    assert verdict["same"] is None
+    assert verdict["summary"].startswith("It takes 100 tokens to tell")
 
 
 @pytest.mark.parametrize(
@@ -88,7 +93,7 @@ def test_a_minority_of_wrong_tokens_is_seen(share, nats, rounded):
     wrong = np.random.default_rng(1).permutation(5000)[: round(5000 * share)]
     differences[wrong] += nats
     verdict = judge_sameness(differences, rounding)
-    assert verdict["same"] is None and verdict["different"]
+    assert verdict["same"] is None
     assert verdict["largest_difference"] == pytest.approx(np.abs(differences).max())
     assert verdict["rms_difference"] == pytest.approx(np.sqrt(np.mean(differences**2)))
 
@@ -98,7 +103,7 @@ def test_a_mean_that_rounding_does_not_explain(nats):
     """A perplexity off by 1.5 or 0.8 %, beside tokens that are each within rounding."""
     differences, rounding = half_precision(5000)
     assert judge_sameness(differences, rounding)["same"] == "bfloat16"
-    assert judge_sameness(differences + nats, rounding)["different"]
+    assert judge_sameness(differences + nats, rounding)["same"] is None
 
 
 def test_tokens_that_are_impossible():
@@ -107,4 +112,4 @@ def test_tokens_that_are_impossible():
     differences[:9] = rounding[:9] = np.nan  # infinite less infinite
     assert judge_sameness(differences, rounding)["same"] == "bfloat16"
     differences[3] = -np.inf
-    assert judge_sameness(differences, rounding)["different"]
+    assert judge_sameness(differences, rounding)["same"] is None

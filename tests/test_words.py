@@ -7,7 +7,6 @@ scores, wordsprobability and minicons.
 import math
 import re
 import warnings
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -49,6 +48,7 @@ def make_decoding(tokens, decoder, unknown=None):
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>")
 
 
+# tokens, their decoder, and those that begin and that end with white space
 BYTE_LEVEL = (
     ["<eos>", "a", "Ġa", "Ġ", "Ċ", "Ċa", ".Ċ", "ĉ", "ĠĠ", ".", "Ã", "Âł", "  "],
     decoders.ByteLevel(),
@@ -93,23 +93,18 @@ def test_white_space_is_told_by_what_tokens_stand_for(tokens, decoder, begins, e
     vocabulary = classify_vocabulary(tokenizer, len(tokens) + 3, "pimentel")  # padded, as models do
     assert [t for t, begin in zip(tokens, vocabulary.begins) if begin] == begins
     assert [t for t, end in zip(tokens, vocabulary.ends) if end] == ends
-    assert [tokens[n] for n in vocabulary.boundary] == [
-        "<eos>",
-        *(t for t in begins if t != "<eos>"),
-    ]
+    closes = [t for t, closing in zip(tokens, vocabulary.closes) if closing]
+    assert closes == ["<eos>", *(t for t in begins if t != "<eos>")]
     assert len(vocabulary.begins) == len(tokens) + 3 and not vocabulary.begins[-3:].any()
 
 
 # --- words in a text ------------------------------------------------------------------------------
 
 
-def test_split_words():
+def test_words_by_white_space_and_given():
     text = " The old,\n\tman's\u00a0hat \u3000 “x”"
     words = [text[first:end] for first, end in split_words(text)]
     assert words == text.split() == ["The", "old,", "man's", "hat", "“x”"]
-
-
-def test_find_words():
     text, words = "New York, isn't it  ? ", ["New York", ",", "is", "n't", "it", "?"]
     assert [text[first:end] for first, end in find_words(text, words)] == words
 
@@ -117,7 +112,7 @@ def test_find_words():
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["New", "Yor"], "after the last one comes 'k'"),
+        (["New", "Yor"], "got their end: at character 7 stands 'k'"),
         (["New", "Paris"], "got 'Paris': at character 4 stands 'York'"),
         (["New", "", "York"], "got '': at character 4 stands"),
     ],
@@ -148,12 +143,6 @@ def test_assign_tokens(text, tokens, words):
     assert assign_tokens(text, np.array(tokens), split_words(text)) == words
 
 
-def test_a_token_across_the_edge_of_a_span_is_no_word_s():
-    text, offsets = "我喜欢猫", np.array([(0, 2), (2, 3), (3, 4)])
-    assert assign_tokens(text, offsets, [(0, 1), (1, 3), (3, 4)]) == [None, None, (2, 3)]
-    assert assign_tokens(text, offsets, [(3, 4)]) == [(2, 3)]
-
-
 # --- the correction -------------------------------------------------------------------------------
 
 
@@ -178,9 +167,8 @@ def vocabulary_of(tokens):
     return Vocabulary(
         begins=np.array([token[0].isspace() for token in tokens]),
         ends=np.array([token[-1].isspace() for token in tokens]),
-        special=np.zeros(len(tokens), dtype=bool),
-        boundary=np.array([]),
-        interior=np.array([]),
+        special=np.array([token == "<eos>" for token in tokens]),
+        closes=np.array([]),
     )
 
 
@@ -227,7 +215,7 @@ def surprisal_of(prefix, word, vocabulary):
     ends = np.cumsum([len(token) for token in tokens])
     offsets = np.stack([ends - [len(token) for token in tokens], ends], 1)
     boundary, interior = (
-        -np.log(rows[:, chosen].sum(1)) for chosen in (vocabulary.boundary, vocabulary.interior)
+        -np.log(rows[:, chosen].sum(1)) for chosen in (vocabulary.closes, ~vocabulary.begins)
     )
     nll = -np.log(rows[np.arange(len(ids)), ids])
     return sum_scored(text, ids, offsets, vocabulary, nll, boundary, interior)["surprisal"][-1]
@@ -272,9 +260,9 @@ def test_all_words_sum_to_one(prefix, with_space):
         make_decoding(TINY, decoders.ByteLevel()), len(TINY), "pimentel"
     )
     first = tiny_row(prefix)
-    opening = vocabulary.boundary if with_space else vocabulary.interior
+    opening = vocabulary.closes if with_space else ~vocabulary.begins
     if with_space and prefix[-1:] == [".Ċ"]:
-        assert opening[0] == 0  # the text may end here as well
+        assert opening[TINY.index("<eos>")]  # the text may end here as well
     mass = first[opening].sum()
     total = words = 0.0
     for kind, tokens in continuations(prefix, 3, with_space):
@@ -287,7 +275,7 @@ def test_all_words_sum_to_one(prefix, with_space):
         )
         if kind == "open" and any(token in SOLID for token in tokens):
             last = tiny_row([*prefix, *tokens])
-            probability *= 1 - last[vocabulary.boundary].sum()
+            probability *= 1 - last[vocabulary.closes].sum()
         total += probability / mass
     assert 0.3 < words < 1
     assert words + total == pytest.approx(1, abs=1e-12)
@@ -331,9 +319,6 @@ def test_mass_of_a_set(block, ids):
     expected = -(block.logits.double().log_softmax(1)[:, list(ids)]).logsumexp(1)
     measured = SetMass("boundary", ids)([block])["boundary"]
     torch.testing.assert_close(measured.double(), expected, rtol=1e-5, atol=2e-6)
-
-
-def test_mass_of_no_token_is_none(block):
     assert SetMass("boundary", ())([block])["boundary"].tolist() == [math.inf] * 40
 
 
@@ -449,14 +434,12 @@ def test_words_change_no_other_number(metric, speller, spelling):
     assert "|word_scores:whitespace/pimentel|" in with_words["signature"]
 
 
-def test_without_correction_surprisal_is_the_sum(metric, speller, spelling):
-    [scores] = words_of(metric, speller, spelling, [TEXT], word_correction=None)
-    assert scores["surprisal"] == scores["nll"]
-
-
 def test_given_words_and_spans(metric, speller, spelling):
     """A comma of its own: between it and its word is no space, so nothing moves there."""
+    [plain] = words_of(metric, speller, spelling, ["ab, a b"], word_correction=None)
+    assert plain["surprisal"] == plain["nll"]
     [whole] = words_of(metric, speller, spelling, ["ab, a b"])
+    assert plain["nll"] == close(whole["nll"])
     [given] = words_of(metric, speller, spelling, ["ab, a b"], words=[["ab", ",", "a", "b"]])
     spans = [[(0, 2), (2, 3), (4, 5), (6, 7)]]
     [spanned] = words_of(metric, speller, spelling, ["ab, a b"], words=spans)
@@ -489,8 +472,7 @@ def test_a_space_that_only_the_decoder_puts_opens_no_word():
 
 def test_a_special_token_closes_the_word_before_it():
     """As the end of the text does: nothing of the word can follow."""
-    plain = vocabulary_of(["a", "<eos>", "b"])
-    vocabulary = replace(plain, special=np.array([False, True, False]))
+    vocabulary = vocabulary_of(["a", "<eos>", "b"])
     ids, offsets = np.arange(3), np.array([(0, 1), (1, 6), (6, 7)])
     closing, _ = space_terms(
         "a<eos>b", ids, offsets, vocabulary, np.ones(4), np.zeros(4), "pimentel"
@@ -518,12 +500,9 @@ def test_a_token_for_two_words_is_reported(metric, speller, spelling):
         scores = words_of(
             metric, speller, spelling, ["a b", "ab a"], words=[[(0, 1)], [(0, 1), (1, 2), (3, 4)]]
         )
-    assert scores[1]["surprisal"][:2] == [None, None]
-    assert scores[1]["nll"][:2] == [None, None]
+    assert scores[1]["surprisal"][:2] == scores[1]["nll"][:2] == [None, None]
     assert scores[1]["surprisal"][2] is not None
-
-
-def test_an_unscored_first_word_has_no_surprisal(metric, speller, spelling):
+    # nor has a first word that nothing precedes
     [scores] = words_of(metric, speller, spelling, ["ab a b"], add_start_token=False)
     assert scores["nll"][0] is None and scores["surprisal"][0] is None
     assert None not in scores["surprisal"][1:]
@@ -606,20 +585,18 @@ def test_every_protocol_that_scores_texts_alone(metric, gpt2, tokenizer):
         assert differences == close([0] * len(differences)), protocol.name
 
 
-WRITTEN = {
-    "Chinese": ("我喜欢在下雨的时候读书。猫睡在窗边。", True),
-    "Chinese, cut into words": ("我 喜欢 在 下雨 的 时候 读书 。", False),
-    "Japanese": ("雨の日に本を読むのが好きです。", True),
-    "Japanese, cut into words": ("雨 の 日 に 本 を 読む の が 好き です 。", False),
-    "Thai": ("ฉันชอบอ่านหนังสือเมื่อฝนตก", True),
-    "Thai, cut into words": ("ฉัน ชอบ อ่าน หนังสือ เมื่อ ฝน ตก", False),
-    "Korean": ("나는 비가 올 때 책을 읽는 것을 좋아한다.", False),
-    "German": ("Donaudampfschifffahrtsgesellschaftskapitän", False),
-    "a Chinese name in a sentence": ("The word 猫 means cat, and 北京 is a city.", False),
-}
-
-
-@pytest.mark.parametrize(("text", "is_whole"), WRITTEN.values(), ids=WRITTEN)
+@pytest.mark.parametrize(
+    ("text", "is_whole"),
+    [
+        ("我喜欢在下雨的时候读书。猫睡在窗边。", True),
+        ("我 喜欢 在 下雨 的 时候 读书 。", False),
+        ("雨の日に本を読むのが好きです。", True),
+        ("ฉันชอบอ่านหนังสือเมื่อฝนตก", True),
+        ("ฉัน ชอบ อ่าน หนังสือ เมื่อ ฝน ตก", False),
+        ("나는 비가 올 때 책을 읽는 것을 좋아한다.", False),
+        ("The word 猫 means cat, and 北京 is a city.", False),
+    ],
+)
 def test_a_sentence_without_spaces_is_no_word(text, is_whole):
     """It had 810 bits."""
     with warnings.catch_warnings(record=True) as said:
@@ -651,11 +628,22 @@ def test_arguments(metric, gpt2, tokenizer, arguments, message):
 
 @pytest.fixture(scope="module")
 def novelist(root):
-    """The bundled model and its tokenizer, which puts no space before a text."""
+    """The bundled model, without other white space than spaces before tokens: the packages know no other.
+
+    Its tokenizer puts no space before a text.
+    """
     folder = root / "demo_model"
     tokenizer = AutoTokenizer.from_pretrained(folder, add_prefix_space=False)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    return AutoModelForCausalLM.from_pretrained(folder).float(), tokenizer
+    model = AutoModelForCausalLM.from_pretrained(folder).float()
+    tokens = tokenizer.convert_ids_to_tokens(range(model.config.vocab_size))
+    texts = [tokenizer.convert_tokens_to_string([token]) for token in tokens]
+    other_spaces = [
+        text[:1].isspace() != token.startswith("Ġ") or any(map(str.isspace, text[1:]))
+        for token, text in zip(tokens, texts)
+    ]
+    model.lm_head.bias = torch.nn.Parameter(-1e4 * torch.tensor(other_spaces))
+    return model, tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -684,38 +672,31 @@ def test_wordsprobability(metric, novelist, sentences):
 
     MODELS["live"] = Live
     frame = main._get_surprisal_per_word(sentences, "live", return_buggy_surprisals=True)
-    own = words_of(metric, *novelist, sentences, word_correction="wordsprobability")
+    own = words_of(metric, *novelist, sentences)
     of_texts = [theirs for _, theirs in frame.groupby("text_id")]
     for ours, theirs in zip(own, of_texts, strict=True):
         # it names words by their tokens, in which "’" is "âĢĻ"
         assert ours["words"] == [tokenizer.convert_tokens_to_string([w]) for w in theirs["word"]]
-        assert ours["surprisal"] == near(list(theirs["surprisal"]))
+        # its set of tokens that may begin a text holds the end of the text twice
+        assert ours["surprisal"][1:] == near(list(theirs["surprisal"])[1:])
         assert ours["nll"] == near(list(theirs["surprisal_buggy"]))
 
 
-@pytest.fixture(scope="module")
-def minicons(novelist):
+def test_minicons(metric, novelist, sentences):
     scorer = pytest.importorskip("minicons.scorer")
     model, tokenizer = novelist
-    return scorer.IncrementalLMScorer(model, "cpu", tokenizer=tokenizer)
-
-
-def test_minicons(metric, novelist, sentences, minicons):
-    own = words_of(metric, *novelist, sentences, word_correction="minicons")
+    minicons = scorer.IncrementalLMScorer(model, "cpu", tokenizer=tokenizer)
+    own = words_of(metric, *novelist, sentences, word_correction="oh")
     of_all = minicons.word_score_tokenized(
         sentences, tokenize_function=str.split, bow_correction=True, bos_token=True, surprisal=True
     )
     for ours, theirs in zip(own, of_all, strict=True):
         assert ours["words"] == [word for word, _ in theirs]
         assert ours["surprisal"] == near([surprisal for _, surprisal in theirs])
-
-
-def test_minicons_conditional_score(metric, novelist, minicons):
     contexts, texts = ["The old man", "She laughed"], ["was kind, and he said no.", "aloud."]
-    theirs = minicons.conditional_score(
+    conditional = minicons.conditional_score(
         contexts, texts, reduction=lambda scores: scores.sum().item(), bos_token=True
     )
-    model, tokenizer = novelist
     result = metric.compute(
         predictions=[f" {text}" for text in texts],
         contexts=contexts,
@@ -724,4 +705,4 @@ def test_minicons_conditional_score(metric, novelist, minicons):
         return_token_scores=True,
     )
     own = [-sum(nll for nll in s["nll"] if nll is not None) for s in result["token_scores"]]
-    assert own == pytest.approx(theirs, rel=1e-5)
+    assert own == pytest.approx(conditional, rel=1e-5)

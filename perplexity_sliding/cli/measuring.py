@@ -151,7 +151,7 @@ def measure(
 def merge(args: argparse.Namespace) -> Report:
     """Merge the parts of a run into the report of a single run."""
     first, totals, rows, sizes = read_parts(args.files)
-    if args.carries_columns and len(totals.squares) > sum("error" not in row for row in rows):
+    if args.carries_columns and len(totals.units) > sum("error" not in row for row in rows):
         raise ValueError(
             f"--format {args.format} has a row for every text, but parts do not store the rows of "
             "tables, which could be as large as the corpus. Use --format text, markdown, latex or "

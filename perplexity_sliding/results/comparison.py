@@ -64,11 +64,6 @@ class PairedScores:
             return self["nll"] - self["reference_nll"]
 
     @property
-    def probability_changes(self) -> np.ndarray:
-        """The model's probability of each token less the reference's (N,)."""
-        return np.exp(-self["nll"]) - np.exp(-self["reference_nll"])
-
-    @property
     def are_of_logits(self) -> bool:
         """Whether whole distributions were compared, not only the probabilities of the tokens."""
         return "kl" in self.columns
@@ -77,9 +72,8 @@ class PairedScores:
     def clusters(self) -> Clusters:
         """The texts, or parts of texts, that are assumed to be independent."""
         ones = np.ones(len(self))
-        return Blocks.of(self.lengths, self.texts, self.positions, [ones]).clusters(
-            self.block_tokens
-        )
+        blocks = Blocks.of(self.lengths, self.texts, self.positions, [ones])
+        return blocks.clusters(self.block_tokens)
 
     def sums(self, *columns: np.ndarray, chosen: np.ndarray | slice = slice(None)) -> np.ndarray:
         """Sum tokens and columns over each cluster (1 + columns, C).
@@ -125,8 +119,7 @@ def compare(scores: PairedScores, ratio: dict, margin: float | None = None) -> d
         result["by_confidence"] = compare_groups(scores, sureness, CONFIDENCES)
     doublings = range(int(scores.contexts.max()).bit_length() + 1)
     doubling = [(2**number // 2, 2**number - 1) for number in doublings]  # 1, 2-3, 4-7, …
-    groups = compare_groups(scores, scores.contexts, doubling)
-    return result | {"by_tokens_seen": groups}
+    return result | {"by_tokens_seen": compare_groups(scores, scores.contexts, doubling)}
 
 
 def judge(ratio: dict, margin: float | None, what: str, num_texts: int) -> dict:
@@ -139,27 +132,21 @@ def judge(ratio: dict, margin: float | None, what: str, num_texts: int) -> dict:
         ratio: of the model to the reference, with its interval.
         what: the quantity of the ratio.
     """
-    interval = ratio["interval"]
+    value, interval = ratio["ratio"], ratio["interval"]
     is_within = interval is not None and margin is not None and interval[1] < 1 + margin
+    texts = "this text" if num_texts == 1 else "these texts"
     if interval is None:
-        verdict = "too little text to tell"
+        verdict, summary = "too little text to tell", "The model against the reference"
     elif interval[1] < 1 - ROUNDING:
-        verdict = "better"
+        verdict, summary = "better", f"The model predicts {texts} better than the reference"
     elif margin is not None and is_within:
         verdict = f"within {100 * margin:g} %"
+        summary = f"The model is {verdict} of the reference"
     elif interval[0] > 1 + ROUNDING:
-        verdict = "worse"
+        verdict, summary = "worse", f"The model predicts {texts} worse than the reference"
     else:
         verdict = "no clear difference"
-    judged = {"verdict": verdict, "summary": in_words(verdict, ratio, what, num_texts)}
-    return judged if margin is None else judged | {"margin": margin, "within_margin": is_within}
-
-
-def in_words(verdict: str, of_models: dict, what: str, num_texts: int) -> str:
-    """Write a verdict as a sentence."""
-    ratio, interval = of_models["ratio"], of_models["interval"]
-    if ratio is None or not math.isfinite(ratio):
-        return f"There is no ratio, because the {what} of the model or the reference is infinite."
+        summary = "No clear difference between the model and the reference"
 
     def is_one(ratio: float) -> bool:
         return abs(ratio - 1) <= ROUNDING
@@ -167,21 +154,23 @@ def in_words(verdict: str, of_models: dict, what: str, num_texts: int) -> str:
     def change_in_words(ratio: float) -> str:
         return f"{100 * abs(ratio - 1):.3g} % {'higher' if ratio >= 1 else 'lower'}"
 
-    change = f"its {what} is {'the same' if is_one(ratio) else change_in_words(ratio)}"
-    if interval is None:
-        return (
-            f"The model against the reference: {change}. There is not enough text for an interval."
+    if value is None or not math.isfinite(value):
+        summary = (
+            f"There is no ratio, because the {what} of the model or the reference is infinite."
         )
-    if all(map(is_one, (ratio, *interval))):
-        return f"No difference between the model and the reference: the {what} of both is the same."
-    low, high = map(change_in_words, interval)
-    sure = f"{change} (95 % interval: {low} to {high})."
-    if verdict in ("better", "worse"):
-        texts = "this text" if num_texts == 1 else "these texts"
-        return f"The model predicts {texts} {verdict} than the reference: {sure}"
-    if verdict.startswith("within"):
-        return f"The model is {verdict} of the reference: {sure}"
-    return f"No clear difference between the model and the reference: {sure}"
+    elif interval is not None and all(map(is_one, (value, *interval))):
+        summary = (
+            f"No difference between the model and the reference: the {what} of both is the same."
+        )
+    else:
+        summary += f": its {what} is {'the same' if is_one(value) else change_in_words(value)}"
+        if interval is None:
+            summary += ". There is not enough text for an interval."
+        else:
+            low, high = map(change_in_words, interval)
+            summary += f" (95 % interval: {low} to {high})."
+    judged = {"verdict": verdict, "summary": summary}
+    return judged if margin is None else judged | {"margin": margin, "within_margin": is_within}
 
 
 def compare_distributions(scores: PairedScores) -> dict:
@@ -190,11 +179,8 @@ def compare_distributions(scores: PairedScores) -> dict:
     Raises:
         ValueError: two vocabularies have too little in common.
     """
-    outside_mass = {
-        "model": float(scores["outside"].mean()),
-        "reference": float(scores["reference_outside"].mean()),
-    }
-    for name, mass in outside_mass.items():
+    for name, column in {"model": "outside", "reference": "reference_outside"}.items():
+        mass = float(scores[column].mean())
         if mass > MOST_OUTSIDE:
             raise ArgumentError(
                 "reference",
@@ -209,15 +195,9 @@ def compare_distributions(scores: PairedScores) -> dict:
         estimate = scores.mean(scores[name])
         result |= {name: estimate.value, f"{name}_interval": positive_interval(estimate)}
     kl = scores["kl"]
-    _, sums = scores.sums(kl)
-    total = float(sums.sum())
-    is_clear = ROUNDING * len(kl) < total < math.inf
     return result | {
         "kl_percentiles": percentiles(kl),
-        # a mean over a single text is as uncertain as that text
-        "kl_largest_part": float(sums.max() / total) if is_clear else None,
         "num_infinite_kl": int(np.isinf(kl).sum()),
-        "outside_mass": outside_mass,
     }
 
 
@@ -249,7 +229,7 @@ def compare_predictions(scores: PairedScores) -> dict:
 
 def compare_probabilities(scores: PairedScores) -> dict:
     """Estimate how the probability of the text's own tokens changes: mean, spread, percentiles."""
-    changes = scores.probability_changes
+    changes = np.exp(-scores["nll"]) - np.exp(-scores["reference_nll"])
     mean, square = scores.mean(changes), scores.mean(changes**2)
     interval = positive_interval(square)
     return {
@@ -262,9 +242,7 @@ def compare_probabilities(scores: PairedScores) -> dict:
 
 
 def compare_groups(
-    scores: PairedScores,
-    values: np.ndarray,
-    ranges: Sequence[tuple[float, float]],
+    scores: PairedScores, values: np.ndarray, ranges: Sequence[tuple[float, float]]
 ) -> list[dict]:
     """Estimate the divergence and the change of the tokens in each range of a value, unless it is empty.
 
@@ -276,17 +254,16 @@ def compare_groups(
     groups = []
     for number in np.unique(group).tolist():
         chosen = group == number
-        difference = scores.mean(scores.differences[chosen], chosen)
-        low, high = ranges[number]
-        num_tokens = int(chosen.sum())
-        described = {"low": low, "high": high, "num_tokens": num_tokens}
+        (low, high), num_tokens = ranges[number], int(chosen.sum())
+        described: dict[str, object] = {"low": low, "high": high, "num_tokens": num_tokens}
         described["share"] = num_tokens / len(scores)
         if scores.are_of_logits:
             kl = scores.mean(scores["kl"][chosen], chosen)
             described |= {"kl": kl.value, "kl_interval": positive_interval(kl)}
-        described["log_ratio"] = difference.value
-        described["log_ratio_interval"] = difference.interval
-        groups.append(described)
+        change = scores.mean(scores.differences[chosen], chosen)
+        groups.append(
+            described | {"log_ratio": change.value, "log_ratio_interval": change.interval}
+        )
     return groups
 
 
@@ -314,39 +291,6 @@ def correlation(nlls: np.ndarray, reference_nlls: np.ndarray) -> float | None:
     with np.errstate(invalid="ignore", divide="ignore"):
         value = float(np.corrcoef(nlls, reference_nlls)[0, 1])
     return value if math.isfinite(value) else None
-
-
-def tool_errors(scores: PairedScores) -> dict[str, float]:
-    """Compute the ± that llama.cpp prints, which assumes independent tokens.
-
-    Those of the two perplexities, the logarithm of their ratio, the ratio, their difference, the
-    divergence, the change of probability, its root mean square, and the share of tokens with the
-    same likeliest one.
-    """
-    nll, reference, kl = scores["nll"], scores["reference_nll"], scores["kl"]
-    changes = scores.probability_changes
-    same = scores.columns["top"] == scores.columns["reference_top"]
-    perplexity, reference_perplexity = np.exp([nll.mean(), reference.mean()])
-    log_ratio = standard_error(scores.differences)
-    slope = perplexity * nll - reference_perplexity * reference
-    root_mean_square = math.sqrt((changes**2).mean())
-    errors = {
-        "perplexity": perplexity * standard_error(nll),
-        "reference_perplexity": reference_perplexity * standard_error(reference),
-        "log_perplexity_ratio": log_ratio,
-        "perplexity_ratio": perplexity / reference_perplexity * log_ratio,
-        "perplexity_difference": standard_error(slope),
-        "kl": standard_error(kl),
-        "delta_p": standard_error(changes),
-        "rms_delta_p": root_mean_square and standard_error(changes**2) / (2 * root_mean_square),
-        "same_top": standard_error(same),
-    }
-    return {name: float(value) for name, value in errors.items()}
-
-
-def standard_error(values: np.ndarray) -> float:
-    """Compute √((⟨x²⟩ - ⟨x⟩²) / (n - 1)) of independent values."""
-    return math.sqrt(values.var() / max(1, len(values) - 1))
 
 
 def worst_tokens(scores: PairedScores, number: int) -> np.ndarray:
@@ -392,11 +336,9 @@ def common_pieces(
         model, reference: characters (N, 2) of each token of the text and its nll (N,), NaN where
             unscored.  Characters without a token belong to the next token, or to the last one.
     """
-    sides = []
-    for offsets, nll in (model, reference):
-        offsets = offsets.copy()
+    sides = [(offsets.copy(), nll) for offsets, nll in (model, reference)]
+    for offsets, _ in sides:
         offsets[-1:, 1] = len(text)
-        sides.append((offsets, nll))
     ends = np.intersect1d(clean_ends(sides[0][0]), clean_ends(sides[1][0]))
     begins = np.concatenate([[0], ends[:-1]]).astype(int)
     num_bytes = [len(text[begin:end].encode()) for begin, end in zip(begins, ends)]
@@ -493,48 +435,35 @@ def judge_sameness(differences: np.ndarray, rounding: np.ndarray) -> dict:
 
     Returns:
         `same`: "float32" if no token differs by more than `FLOAT32`; "bfloat16" if root mean square,
-        largest and mean are those of rounding within their margins; None otherwise;
-        `different`: whether they are not; without `same`, it is not clear, for lack of tokens;
-        `rms_difference`, `rms_rounding`, `largest_difference`, `largest_rounding`,
-        `mean_difference`, `mean_rounding`: nats;
-        `summary`: a sentence.
+        largest and mean are those of rounding within their margins; None otherwise, or with fewer
+        tokens than `FEWEST`; these three of differences and rounding in nats; `summary`: a sentence.
     """
-    number = len(differences)
-    both = (  # where both nlls are infinite, they agree
-        np.nan_to_num(values, nan=0.0, posinf=INFINITE, neginf=-INFINITE)
-        for values in (differences, rounding)
-    )
-    (rms, largest, mean), (of_rounding, largest_rounding, mean_rounding) = (
-        (float(np.sqrt(np.mean(v**2))), float(np.abs(v).max()), float(v.mean())) for v in both
-    )
-    is_rounding = (
-        rms <= max(FLOAT32, MARGIN * of_rounding)
-        and largest <= max(FLOAT32, MARGIN_OF_LARGEST * largest_rounding)
-        and abs(mean)
-        <= max(FLOAT32, MARGIN * (abs(mean_rounding) + ERRORS * of_rounding / math.sqrt(number)))
-    )
-    different = not is_rounding and number >= FEWEST
+    nats: dict[str, float] = {}
+    for kind, values in {"difference": differences, "rounding": rounding}.items():
+        # where both nlls are infinite, they agree
+        finite = np.nan_to_num(values, nan=0.0, posinf=INFINITE, neginf=-INFINITE)
+        nats[f"rms_{kind}"] = float(np.sqrt(np.mean(finite**2)))
+        nats[f"largest_{kind}"] = float(np.abs(finite).max())
+        nats[f"mean_{kind}"] = float(finite.mean())
+    of_rounding, number = nats["rms_rounding"], len(differences)
+    bounds = {
+        "rms": MARGIN * of_rounding,
+        "largest": MARGIN_OF_LARGEST * nats["largest_rounding"],
+        "mean": MARGIN * (abs(nats["mean_rounding"]) + ERRORS * of_rounding / math.sqrt(number)),
+    }
     same: str | None = None
-    if largest <= FLOAT32:
+    if nats["largest_difference"] <= FLOAT32:
         same, verdict = "float32", "The model is the reference"
     elif number < FEWEST:
         verdict = f"It takes {FEWEST} tokens to tell whether the model is the reference"
-    elif different:
-        verdict = "The model is not the reference, or has other settings"
-    else:
+    elif all(abs(nats[f"{name}_difference"]) <= max(FLOAT32, bounds[name]) for name in bounds):
         same, verdict = "bfloat16", "The model is the reference up to the rounding of bfloat16"
-    return {
-        "same": same,
-        "different": different,
-        "rms_difference": rms,
-        "rms_rounding": of_rounding,
-        "largest_difference": largest,
-        "largest_rounding": largest_rounding,
-        "mean_difference": mean,
-        "mean_rounding": mean_rounding,
-        "summary": (
-            f"{verdict}: over {number:,} tokens they differ by {rms:.2g} nats (root mean square; at "
-            f"most {largest:.2g}, on average {mean:+.2g}), and the reference in bfloat16 from itself "
-            f"by {of_rounding:.2g} (at most {largest_rounding:.2g}, on average {mean_rounding:+.2g})."
-        ),
-    }
+    else:
+        verdict = "The model is not the reference, or has other settings"
+    summary = (
+        f"{verdict}: over {number:,} tokens they differ by {nats['rms_difference']:.2g} nats (root mean "
+        f"square; at most {nats['largest_difference']:.2g}, on average {nats['mean_difference']:+.2g}), "
+        f"and the reference in bfloat16 from itself by {of_rounding:.2g} (at most "
+        f"{nats['largest_rounding']:.2g}, on average {nats['mean_rounding']:+.2g})."
+    )
+    return {"same": same, **nats, "summary": summary}

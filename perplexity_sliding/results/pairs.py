@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from ..engines.sources import InBfloat16
 from ..errors import ArgumentError, Wording
 from ..models.identity import LIVE
-from ..models.interface import ScoredModel, describe_measurement
+from ..models.interface import ScoredModel, describe_measurement, describe_model
 from ..models.language_model import LanguageModel
 from ..plan.measurement import Columns, Measurement, nlls_by_token
 from ..scoring.measures import Divergence, Likeliest, Measure, NegativeLogLikelihood
@@ -22,12 +22,12 @@ from .comparison import (
     compare,
     compare_bytes,
     judge_sameness,
-    tool_errors,
     worst_tokens,
 )
 from .report import Comparison, Report
 from .totals import ratio_of_perplexities
 
+# Tokens in `worst_tokens`, at most.
 WORST_TOKENS = 20
 # Keys of the reference's own result that are added to the model's.
 SHOWN_OF_REFERENCE = (
@@ -96,11 +96,7 @@ class TokenComparison:
         result = {"compared": "tokens", **compare(scores, ratio, self.margin)}
         if self.is_itself:
             result |= {"summary": ITSELF, "verdict": "the same"}
-        if plan.protocol.error == "population":
-            result["tool_stderrs"] = tool_errors(scores)
-        for name in SHOWN_OF_REFERENCE:
-            if name in reference:
-                result[f"reference_{name}"] = reference[name]
+        result |= {f"reference_{k}": reference[k] for k in SHOWN_OF_REFERENCE if k in reference}
         if all(stream.offsets is not None for stream in measurement.streams):
             # comparable across tokenizers
             pieces = find_pieces((measurement, report.scores), (measurement, of_reference))
@@ -110,38 +106,27 @@ class TokenComparison:
             report.model.tokenizer, measurement, scores, worst_tokens(scores, WORST_TOKENS)
         )
         if self.rounded is not None:
-            rounded = np.concatenate(
-                [measurement.nlls_to_average(w) for of_text in self.rounded for w in of_text]
-            )
-            rounding = rounded.astype(np.float64) - scores["reference_nll"]
+            rounded = [columns["nll"] for of_text in self.rounded for columns in of_text]
+            rounding = np.concatenate(rounded).astype(np.float64) - scores["reference_nll"]
             identity = judge_sameness(scores.differences, rounding)
             result |= {"summary": identity["summary"], "identity": identity}
         return result
 
 
 def pair_scores(measurement: Measurement, scores: list[list[Columns]]) -> PairedScores:
-    """Concatenate the scored tokens of all texts."""
+    """Concatenate the scored tokens of all texts, with their nlls as the models gave them."""
     windows = [window for of_text in measurement.windows for window in of_text]
     counts = [sum(window.num_targets for window in of_text) for of_text in measurement.windows]
     texts = np.repeat(np.arange(len(counts)), counts)
     positions = np.concatenate([np.arange(window.first, window.end) for window in windows])
     lengths = [len(stream) for stream in measurement.streams]
     ids = np.concatenate([stream.ids for stream in measurement.streams])
-    columns = [
-        {
-            name: measurement.nlls_to_average({"nll": of})
-            if name in ("nll", "reference_nll")
-            else of
-            for name, of in own.items()
-        }
-        for of_text in scores
-        for own in of_text
-    ]
+    columns = [of_window for of_text in scores for of_window in of_text]
     return PairedScores(
         lengths,
         texts,
         positions,
-        np.concatenate([np.arange(w.num_targets) + w.context_length(w.first) for w in windows]),
+        np.concatenate([window.context_lengths() for window in windows]),
         ids[(np.cumsum(lengths) - lengths)[texts] + positions],
         {name: np.concatenate([of_window[name] for of_window in columns]) for name in columns[0]},
         measurement.plan.max_length,
@@ -191,29 +176,27 @@ class ByteComparison:
     def results(self, report: Report, with_tokens: bool) -> dict:
         """Build the keys of a result that compare it; see `Comparison`."""
         pieces = find_pieces((report.measurement, report.scores), (self.measurement, self.scores))
-        comparison: dict[str, object] = {
-            "compared": "bytes",
-            **compare_bytes(pieces, report.measurement.plan.max_length, self.margin),
-        }
         identity = describe_measurement(
             self.reference,
             self.measurement.signature_fields(),
             words_given=report.word_counts is not None,
         )
-        for name in ("signature", "probe"):
-            if name in identity:
-                comparison[f"reference_{name}"] = identity[name]
-        result: dict = {"comparison": comparison}
-        if with_tokens:
-            result["piece_scores"] = [
-                {
-                    "offsets": np.stack([of_text.begins, of_text.ends], axis=1).tolist(),
-                    "nll": of_text.nll.tolist(),
-                    "reference_nll": of_text.reference_nll.tolist(),
-                }
-                for of_text in pieces
-            ]
-        return result
+        comparison = {
+            "compared": "bytes",
+            **compare_bytes(pieces, report.measurement.plan.max_length, self.margin),
+            **{f"reference_{k}": identity[k] for k in SHOWN_OF_REFERENCE if k in identity},
+        }
+        if not with_tokens:
+            return {"comparison": comparison}
+        piece_scores = [
+            {
+                "offsets": np.stack([of_text.begins, of_text.ends], axis=1).tolist(),
+                "nll": of_text.nll.tolist(),
+                "reference_nll": of_text.reference_nll.tolist(),
+            }
+            for of_text in pieces
+        ]
+        return {"comparison": comparison, "piece_scores": piece_scores}
 
 
 def find_pieces(*sides: tuple[Measurement, list[list[Columns]]]) -> list[Pieces]:
@@ -284,15 +267,23 @@ def score_pair(
     """
     model, reference = models
     comparisons: list[Comparison]
+
+    def score_alone(
+        one: ScoredModel, planned: Sequence[Measurement], asked: Sequence[Measure]
+    ) -> list[list[list[Columns]]]:
+        """Score the windows of each text of each measurement under one model."""
+        work, scores = session.score([one], planned, asked)
+        return [of_texts for _, of_texts, *_ in work.by_measurement(scores)]
+
     if of_reference is not None:
-        planned = score_alone(session, reference, of_reference, [NegativeLogLikelihood()])
+        planned = score_alone(reference, of_reference, [NegativeLogLikelihood()])
         comparisons = [
             ByteComparison(reference, margin, *of_measurement)
             for of_measurement in zip(of_reference, planned)
         ]
         return *session.score([model], measurements, measures), comparisons
     if all(each.gives_logits for each in models):
-        is_itself = is_compared_with_itself(model, reference, measurements[0])
+        is_itself = is_compared_with_itself(model, reference)
         if is_itself and margin is not None:
             raise ArgumentError(
                 "margin",
@@ -303,14 +294,14 @@ def score_pair(
         comparisons = [TokenComparison(reference, margin, is_itself)] * len(measurements)
         return *session.score(models, measurements, [*measures, Divergence()]), comparisons
     values: list[Measure] = [NegativeLogLikelihood(), Likeliest()]
-    others = score_alone(session, reference, measurements, values)
+    others = score_alone(reference, measurements, values)
     roundings: Sequence[list[list[Columns]] | None] = [None] * len(measurements)
     if isinstance(reference, LanguageModel) and reference.dtype == torch.float32:
         rounded = InBfloat16.of(reference)
         with rounded.in_use():
             rounded.check()
             prepare_model(rounded, measurements)
-            roundings = score_alone(session, rounded, measurements, values[:1])
+            roundings = score_alone(rounded, measurements, values[:1])
     comparisons = [
         TokenComparison(reference, margin, scores=of_windows, rounded=rounding)
         for of_windows, rounding in zip(others, roundings)
@@ -319,28 +310,10 @@ def score_pair(
     return *session.score([model], measurements, together), comparisons
 
 
-def score_alone(
-    session: Session,
-    model: ScoredModel,
-    measurements: Sequence[Measurement],
-    measures: Sequence[Measure],
-) -> list[list[list[Columns]]]:
-    """Score measurements under one model: the windows of each text of each measurement."""
-    work, scores = session.score([model], measurements, measures)
-    return [of_texts for _, of_texts, *_ in work.by_measurement(scores)]
-
-
-def is_compared_with_itself(
-    model: ScoredModel, reference: ScoredModel, measurement: Measurement
-) -> bool:
+def is_compared_with_itself(model: ScoredModel, reference: ScoredModel) -> bool:
     """Return whether two models in memory are one: the same object, or the same files and settings."""
-    if not (isinstance(model, LanguageModel) and isinstance(reference, LanguageModel)):
+    if not isinstance(model, LanguageModel) or type(model) is not type(reference):
         return False
-    if type(model) is not type(reference):
-        return False
-    fields = measurement.signature_fields()
-    one, other = (
-        str(describe_measurement(each, fields, words_given=False)["signature"])
-        for each in (model, reference)
-    )
-    return model.model is reference.model or (one == other and f"|revision:{LIVE}|" not in one)
+    one, other = describe_model(model), describe_model(reference)
+    same_files = one == other and f"|revision:{LIVE}|" not in one
+    return model.model is reference.model or same_files

@@ -1,7 +1,7 @@
 """From the scores of windows to the result of a measurement."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any, Protocol
 
@@ -140,20 +140,22 @@ class Report:
         measurement = self.measurement
         if len(self.text_digests) > len(measurement.texts):
             return [self.totals]  # joined
-        counts = []
-        for text, windows, borders in zip(self.texts, measurement.windows, measurement.borders):
+        totals = []
+        for number, (text, windows, borders) in enumerate(
+            zip(self.texts, measurement.windows, measurement.borders)
+        ):
             planned = measurement.plan.over(0, [*windows, *borders])
             cost = count_inputs(merge_windows(planned, self.model.prefixes_agree)[0])
             if measurement.plan.carries != "nothing":
                 cost = sum(window.num_targets for window in windows)
-            counts.append(
-                {
-                    "windows": len(windows),
-                    "forward tokens": cost,
-                    "context tokens": text.num_context,
-                }
-            )
-        return self.totals.split(counts, self.text_digests)
+            counts = {
+                "windows": len(windows),
+                "forward tokens": cost,
+                "context tokens": text.num_context,
+            }
+            alone = self.totals.take([number], [self.text_digests[number].value])
+            totals.append(replace(alone, counts=counts))
+        return totals
 
     def token_scores(self) -> list[dict[str, list]]:
         """List the tokens of each text with their scores."""

@@ -4,11 +4,10 @@ Floats only: no model, no text.  Nlls are in nats and summed in float64.  Each t
 sums of bounded size, `Totals`, which add up: one text, a corpus and its shards take the same path.
 """
 
-import base64
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -21,10 +20,8 @@ from .uncertainty import Blocks, Clusters, Estimate, as_ratio, estimate_ratio, e
 
 # A mean above this many nats makes Megatron-LM print exp(20).
 MEGATRON_CAP = 20.0
-# Fields of the identity that are reported with the number.
-SIGNATURES = ("signature_short", "signature")
 # The kind and format version of the output of `Totals.to_json`.
-KIND = "totals of perplexity-sliding, 1"
+KIND = "totals of perplexity-sliding, 2"
 
 
 @dataclass(frozen=True)
@@ -34,12 +31,10 @@ class TextScores:
     Attributes:
         window_nlls: nlls of the scored tokens in nats, one array per window, in the text's order.
         first_targets: position of each window's first scored token in the stream.
-        guide_weights: weight of each window's mean in the transformers guide; used for the average
-            "guide weights".
+        guide_weights: weight of each window's mean, for the average "guide weights".
         stream_length: tokens in the stream, scored or not.
         num_tokens: tokens of the stream that have characters of the text.
-        num_bytes: the text's length in UTF-8 bytes.
-        num_characters: its length in Unicode code points.
+        num_bytes, num_characters: the text's length in UTF-8 and in Unicode code points.
         num_words: its words as the protocol counts them, or the number the caller gave.
         scored_nll, scored_bytes, scored_characters: sums over the scored tokens with characters;
             None if the tokenizer returns no offsets.
@@ -104,8 +99,7 @@ class Totals:
 
     Attributes:
         aggregation: the settings by which the sums become a result.
-        blocks: sums over blocks of tokens, of the columns tokens, nll, weight, term and bytes.
-        squares: squared deviations of the nlls from their text's mean, summed (T,).
+        blocks: sums over blocks of tokens, of the columns tokens, nll, weight, term, bytes and nll².
         units: sums of each text for the numbers per unit, see `count_units` (T, 6).
         counts: counts that add up over calls.
         identity: settings and signature, which all shards share.
@@ -114,7 +108,6 @@ class Totals:
 
     aggregation: Aggregation
     blocks: Blocks
-    squares: np.ndarray
     units: np.ndarray
     counts: dict[str, int]
     identity: dict[str, Any]
@@ -139,7 +132,6 @@ class Totals:
         positions = np.arange(len(nlls)) + np.repeat(firsts - (np.cumsum(sizes) - sizes), sizes)
         weights = token_weights(texts, sizes, aggregation.average)
         terms = np.multiply(nlls, weights, out=np.zeros_like(nlls), where=weights > 0)
-        lengths = [text.stream_length for text in texts]
         num_scored = np.bincount(text_of_token, minlength=len(texts)).tolist()
         num_bytes = [
             np.full(count, text.num_bytes / max(1, count))
@@ -147,17 +139,18 @@ class Totals:
             else text.token_bytes
             for text, count in zip(texts, num_scored)
         ]
-        columns = [np.ones_like(nlls), nlls, weights, terms, np.concatenate(num_bytes)]
+        columns = [np.ones_like(nlls), nlls, weights, terms, np.concatenate(num_bytes), nlls**2]
+        lengths = [text.stream_length for text in texts]
         blocks = Blocks.of(lengths, text_of_token, positions, columns)
         sums = blocks.by_text()
-        means = sums[:, 1] / sums[:, 0]
-        with np.errstate(invalid="ignore"):  # an infinite nll has no deviation
-            squares = np.bincount(text_of_token, (nlls - means[text_of_token]) ** 2)
-        counts = {"windows": len(windows), "forward tokens": num_forward_tokens}
-        counts["context tokens"] = sum(text.num_context for text in texts)
+        counts = {
+            "windows": len(windows),
+            "forward tokens": num_forward_tokens,
+            "context tokens": sum(text.num_context for text in texts),
+        }
         units = count_units(texts, sums[:, 1], sums[:, 0])
         digest = texts_digest or TextsDigest()
-        return cls(aggregation, blocks, squares, units, counts, identity or {}, digest)
+        return cls(aggregation, blocks, units, counts, identity or {}, digest)
 
     def __add__(self, other: "Totals") -> "Totals":
         """Return the totals of both corpora, one after the other.
@@ -179,14 +172,12 @@ class Totals:
                 "Totals can be added only if model, protocol and settings are the same, but they "
                 f"differ in {', '.join(differing) or 'their probes'}."
             )
-        # Joined texts have one stream of windows.  In two halves, windows would begin and end
-        # elsewhere, and tokens at the cut would have a different context.
+        # In two halves, windows over joined texts would begin and end elsewhere.
         size, count = self.aggregation.stream_texts, self.texts_digest.count
         if size is None:
             raise ValueError(
-                "Totals can be added only if texts are scored separately, but here all texts of a call "
-                "are joined, and two halves give a different number than the whole. Score all of them "
-                "in one call."
+                "Totals cannot be added where all texts of a call are joined: two halves give a "
+                "different number than the whole. Score all texts in one call."
             )
         if count % size:
             raise ValueError(
@@ -196,7 +187,6 @@ class Totals:
         return replace(
             self,
             blocks=self.blocks + other.blocks,
-            squares=np.concatenate([self.squares, other.squares]),
             units=np.concatenate([self.units, other.units]),
             counts={name: self.counts[name] + other.counts[name] for name in self.counts},
             texts_digest=self.texts_digest + other.texts_digest,
@@ -213,45 +203,18 @@ class Totals:
         return asdict(self.aggregation) | {name: value for name, _, value in pairs}
 
     def take(self, texts: Sequence[int], digests: Sequence[int]) -> "Totals":
-        """Reorder the texts.
+        """Return the totals of some of the texts, in this order; the counts stay those of all.
 
         Args:
-            texts: the number of each text, in the new order.
-            digests: `texts_digest.value` of each of them alone.
+            digests: `texts_digest.value` of each of these texts alone.
         """
         order = np.asarray(texts, dtype=np.int64)
         return replace(
             self,
             blocks=self.blocks.take(order),
-            squares=self.squares[order],
             units=self.units[order],
             texts_digest=sum((TextsDigest(1, value) for value in digests), TextsDigest()),
         )
-
-    def split(
-        self, counts: Sequence[dict[str, int]], digests: Sequence[TextsDigest]
-    ) -> list["Totals"]:
-        """List the totals of each text.
-
-        Args:
-            counts, digests: `counts` and `texts_digest` of each text.
-        """
-        ends = np.cumsum(self.blocks.per_text).tolist()
-        return [
-            replace(
-                self,
-                blocks=Blocks(
-                    self.blocks.sums[first:end],
-                    self.blocks.per_text[text : text + 1],
-                    self.blocks.lengths[text : text + 1],
-                ),
-                squares=self.squares[text : text + 1],
-                units=self.units[text : text + 1],
-                counts=counts[text],
-                texts_digest=digests[text],
-            )
-            for text, (first, end) in enumerate(zip([0, *ends], ends))
-        ]
 
     def to_json(self) -> str:
         """Return the totals as JSON, bit for bit; see `from_json`."""
@@ -260,12 +223,11 @@ class Totals:
             "aggregation": asdict(self.aggregation),
             "identity": self.identity,
             "counts": self.counts,
-            "texts": [self.texts_digest.count, str(self.texts_digest.value)],
-            "lengths": pack_array(self.blocks.lengths),
-            "blocks_per_text": pack_array(self.blocks.per_text),
-            "sums": pack_array(self.blocks.sums),
-            "squares": pack_array(self.squares),
-            "units": pack_array(self.units),
+            "texts_digest": astuple(self.texts_digest),
+            "sums": self.blocks.sums.tolist(),
+            "blocks_per_text": self.blocks.per_text.tolist(),
+            "lengths": self.blocks.lengths.tolist(),
+            "units": self.units.tolist(),
         }
         return json.dumps(body)
 
@@ -274,7 +236,7 @@ class Totals:
         """Read the output of `to_json`, in any process.
 
         Raises:
-            TypeError, ValueError: it is something else, or cut short.
+            ValueError: it is something else, or cut short.
         """
         try:
             body = json.loads(text)
@@ -285,22 +247,18 @@ class Totals:
         found = body.get("kind") if isinstance(body, dict) else type(body).__name__
         if found != KIND:
             raise ArgumentError("text", f"hold {KIND!r}", got=repr(found))
-        names = ("sums", "blocks_per_text", "lengths", "squares", "units")
-        sums, per_text, lengths, squares, units = (unpack_array(body[name]) for name in names)
-        count, value = body["texts"]
         return cls(
             Aggregation(**body["aggregation"]),
-            Blocks(sums, per_text, lengths),
-            squares,
-            units,
+            Blocks(*(np.array(body[name]) for name in ("sums", "blocks_per_text", "lengths"))),
+            np.array(body["units"]),
             body["counts"],
             body["identity"],
-            TextsDigest(count, int(value)),
+            TextsDigest(*body["texts_digest"]),
         )
 
     @cached_property
     def of_texts(self) -> np.ndarray:
-        """Sums of the columns of `blocks` over each text (T, 5)."""
+        """Sums of the columns of `blocks` over each text (T, 6)."""
         return self.blocks.by_text()
 
     def result(self) -> dict:
@@ -318,18 +276,16 @@ class Totals:
         cap = self.aggregation.cap
         is_mean = self.aggregation.average == "texts"
         perplexity = mean_perplexity if is_mean else exp(estimate.value)
-        stderr = estimate.stderr
-        if stderr is not None and math.isfinite(perplexity) and estimate.value < cap:
-            stderr = perplexity * stderr
-        else:
-            stderr = None
-        result = {  # first what is reported
+        stderr = None
+        if estimate.stderr is not None and math.isfinite(perplexity) and estimate.value < cap:
+            stderr = perplexity * estimate.stderr
+        result: dict[str, Any] = {  # first what is reported
             "perplexity": perplexity,
             "perplexity_interval": perplexity_interval(estimate, cap),
             "interval_sample": clusters.sample if is_known else None,
             "interval_scope": clusters.scope if is_known else None,
             **self._per_unit(clusters if is_known else None),
-            **{name: self.identity[name] for name in SIGNATURES if name in self.identity},
+            **{k: self.identity[k] for k in ("signature_short", "signature") if k in self.identity},
             "perplexities": perplexities,
             "num_texts": len(perplexities),
             "num_tokens_per_text": tokens.astype(int).tolist(),
@@ -354,25 +310,29 @@ class Totals:
         cap = self.aggregation.cap
         return [
             exp(min(term / weight, cap)) if weight > 0 else math.nan
-            for _, _, weight, term, _ in map(np.ndarray.tolist, self.of_texts)
+            for weight, term in map(np.ndarray.tolist, self.of_texts[:, 2:4])
         ]
 
     def estimate(self) -> tuple[Estimate, Clusters]:
         """Estimate the log perplexity, and return the sample; only the value is capped."""
+        clusters = self.blocks.cut(self._num_parts(self.blocks))
+        estimate = estimate_ratio(*self._terms_and_weights(clusters))
         if self.aggregation.average == "texts":
-            clusters = self.blocks.cut(np.ones_like(self.blocks.per_text))
-            estimate = estimate_ratio(*self._terms_and_weights(clusters)).logarithm()
-        else:
-            clusters = self.blocks.clusters(self.aggregation.block_tokens)
-            estimate = estimate_ratio(*self._terms_and_weights(clusters))
+            estimate = estimate.logarithm()
         return replace(estimate, value=min(estimate.value, self.aggregation.cap)), clusters
 
+    def _num_parts(self, blocks: Blocks) -> np.ndarray:
+        """Choose the number of clusters of each text (T,)."""
+        if self.aggregation.average == "texts":
+            return np.ones_like(blocks.per_text)
+        return blocks.num_parts(self.aggregation.block_tokens)
+
     def _terms_and_weights(self, clusters: Clusters) -> tuple[np.ndarray, np.ndarray]:
-        """Return the numerators and denominators of the (log) perplexity of each cluster."""
+        """Return the numerators and denominators of the (log) perplexity of each cluster (C,)."""
         if self.aggregation.average == "texts":
             perplexities = np.array(self.perplexities())
             return perplexities, np.ones_like(perplexities)
-        _, _, weights, terms, _ = clusters.sums.T
+        _, _, weights, terms, *_ = clusters.sums.T
         return terms, weights
 
     def _per_unit(self, clusters: Clusters | None) -> dict[str, float | list[float] | None]:
@@ -387,7 +347,7 @@ class Totals:
         if clusters is not None:
             nlls, sizes = self.units[:, 4], self.units[:, 2]
             if len(nlls) != len(clusters.sums):  # parts of texts
-                _, nlls, _, _, sizes = clusters.sums.T
+                _, nlls, _, _, sizes, _ = clusters.sums.T
             if np.isfinite([nlls, sizes]).all():
                 estimate = estimate_ratio(nlls, sizes)
                 if estimate.interval is not None and estimate.value:
@@ -419,27 +379,21 @@ class Totals:
         llama.cpp: σ² = (E[nll²] - E[nll]²) / (n - 1).  mlx-lm: σ = std(ddof=1) / √n.  Both are
         the same number times the perplexity, up to rounding.
         """
-        tokens, nlls, *_ = self.of_texts.T
-        count = int(tokens.sum())
-        if count < 2 or not np.isfinite(nlls).all():
+        count, nll, *_, square = self.of_texts.sum(axis=0).tolist()
+        if count < 2 or not math.isfinite(exp(nll / count)):
             return None
-        mean = float(nlls.sum()) / count
-        squares = float(self.squares.sum() + (tokens * (nlls / tokens - mean) ** 2).sum())
-        perplexity = exp(mean)
-        if not math.isfinite(perplexity):
-            return None
-        return perplexity * math.sqrt(squares / count / (count - 1))
+        variance = max(0.0, square / count - (nll / count) ** 2)
+        return exp(nll / count) * math.sqrt(variance / (count - 1))
 
-    def leave_out_each(self, clusters: Clusters) -> tuple[float, np.ndarray, np.ndarray]:
-        """Return the log perplexity, its values without each cluster (C,), and their shares (C,)."""
+    def leave_out_each(self, clusters: Clusters) -> tuple[np.ndarray, np.ndarray]:
+        """Return the log perplexity without each cluster and of all (C + 1,), and their shares (C,)."""
         terms, weights = self._terms_and_weights(clusters)
         total, weight = terms.sum(), weights.sum()
         with np.errstate(invalid="ignore", divide="ignore"):
             values = np.append(total - terms, total) / np.append(weight - weights, weight)
             if self.aggregation.average == "texts":
                 values = np.log(values)
-        values = np.minimum(values, self.aggregation.cap)
-        return float(values[-1]), values[:-1], weights / weight
+        return np.minimum(values, self.aggregation.cap), weights / weight
 
 
 def ratio_of_perplexities(totals: Totals, first: Totals) -> dict:
@@ -456,19 +410,18 @@ def ratio_of_perplexities(totals: Totals, first: Totals) -> dict:
     both = totals, first
     log_ratio = totals.estimate()[0].value - first.estimate()[0].value
     estimate, sample = Estimate(log_ratio), ""
-    by_text = "texts" in (of_one.aggregation.average for of_one in both)
-    if not by_text or len(totals.blocks.lengths) == len(first.blocks.lengths):
+    is_mean = any(of_one.aggregation.average == "texts" for of_one in both)
+    if not is_mean or len(totals.blocks.lengths) == len(first.blocks.lengths):
         blocks = totals.blocks.aligned(first.blocks)
-        parts = [
-            of_one.num_parts(of_totals.aggregation.block_tokens)
-            for of_one, of_totals in zip(blocks, both)
-        ]
-        num_parts = np.ones_like(parts[0]) if by_text else np.minimum(*parts)
+        num_parts = np.minimum(*(one._num_parts(of_one) for one, of_one in zip(both, blocks)))
         clusters = [of_one.cut(num_parts) for of_one in blocks]
-        value, without, shares = totals.leave_out_each(clusters[0])
-        first_value, first_without, first_shares = first.leave_out_each(clusters[1])
-        shares = (shares + first_shares) / 2
-        estimate = jackknife(value - first_value, without - first_without, shares)
+        (values, shares), (first_values, first_shares) = (
+            one.leave_out_each(of_one) for one, of_one in zip(both, clusters)
+        )
+        with np.errstate(invalid="ignore"):  # infinite less infinite
+            differences = values - first_values
+            moved = differences[-1] - differences[:-1]
+        estimate = jackknife(float(differences[-1]), moved, (shares + first_shares) / 2)
         sample = clusters[0].sample
     ratio = as_ratio(replace(estimate, value=log_ratio), sample)
     return ratio | {"ratio": None} if math.isnan(log_ratio) else ratio
@@ -518,15 +471,3 @@ def count_units(texts: Sequence[TextScores], nlls: np.ndarray, counts: np.ndarra
             (text.num_tokens, text.num_words, num_bytes, num_characters, unit_nll, word_nll)
         )
     return np.array(rows, dtype=np.float64)
-
-
-def pack_array(array: np.ndarray) -> dict:
-    """Write an array as a JSON value, bit for bit; see `unpack_array`."""
-    text = base64.b64encode(array.tobytes()).decode("ascii")
-    return {"dtype": array.dtype.str, "shape": list(array.shape), "base64": text}
-
-
-def unpack_array(packed: dict) -> np.ndarray:
-    """Read the output of `pack_array`."""
-    flat = np.frombuffer(base64.b64decode(packed["base64"]), np.dtype(packed["dtype"]))
-    return flat.reshape(packed["shape"])

@@ -9,21 +9,13 @@ measurements and the comparison of two models::
     tokens, nll = clusters.sums.T
     estimate = estimate_ratio(nll, tokens)                          # mean nll: .value, .interval, …
 
-The functions, each over clusters (arrays of one length C):
-
-    estimate_ratio(terms, weights) -> Estimate          Σ terms / Σ weights; .logarithm() for
-                                                        an interval of what is skewed, as KL
-    share_interval(hits, counts)   -> [low, high] | None    Wilson's interval for a share
-    jackknife(value, without, shares) -> Estimate       any number, given it without each cluster
-    sign_flip_pvalue(contributions) -> float            exact, for few clusters
-
 Floats only: no model, no text.
 """
 
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -50,12 +42,9 @@ FEWEST_BLOCK_TOKENS = 8
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its uncertainty.
+    """A number with its uncertainty; of too few clusters, or infinite ones, only the number.
 
     Attributes:
-        value: the number.
-        stderr: its standard error; this and all following are None if the clusters are too few, or
-            not finite.
         degrees: of freedom of Student's t, see `degrees_of_freedom`.
         interval: [low, high] of 95 % confidence.
         pvalue: two-sided, for the hypothesis that the value is 0.
@@ -74,8 +63,7 @@ class Estimate:
             return Estimate(value)
         stderr = self.stderr / self.value
         margin = student_t(self.degrees) * stderr
-        interval = [value - margin, value + margin]
-        return replace(self, value=value, stderr=stderr, interval=interval, pvalue=None)
+        return Estimate(value, stderr, self.degrees, [value - margin, value + margin])
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,8 +82,7 @@ class Clusters:
     num_parts: np.ndarray
 
     @cached_property
-    def _numbers(self) -> tuple[int, int]:
-        """Number of texts and of clusters with scored tokens."""
+    def _num_texts_and_clusters(self) -> tuple[int, int]:
         scored = self.sums[:, 0] > 0
         text_of = np.repeat(np.arange(len(self.num_parts)), self.num_parts)
         return len(np.unique(text_of[scored])), int(scored.sum())
@@ -103,14 +90,14 @@ class Clusters:
     @property
     def sample(self) -> str:
         """The sample in words: "30 texts" or "20 parts of 3 texts"."""
-        num_texts, num_clusters = self._numbers
+        num_texts, num_clusters = self._num_texts_and_clusters
         texts = f"{num_texts} text{'s' * (num_texts > 1)}"
         return texts if num_texts == num_clusters else f"{num_clusters} parts of {texts}"
 
     @property
     def scope(self) -> str:
         """The population of an interval: other texts, or other passages of these."""
-        num_texts, num_clusters = self._numbers
+        num_texts, num_clusters = self._num_texts_and_clusters
         if num_texts == num_clusters:
             return "over texts"
         return "within this text" if num_texts == 1 else "within these texts"
@@ -157,6 +144,11 @@ class Blocks:
         sums = [np.bincount(block, column, minlength=per_text.sum()) for column in columns]
         return cls(np.stack(sums, axis=1), per_text, of_texts)
 
+    @cached_property
+    def _firsts(self) -> np.ndarray:
+        """The number of each text's first block (T,)."""
+        return np.cumsum(self.per_text) - self.per_text
+
     def __add__(self, other: "Blocks") -> "Blocks":
         """Return the blocks of both corpora, one after the other."""
         return Blocks(
@@ -168,9 +160,9 @@ class Blocks:
     def take(self, texts: np.ndarray) -> "Blocks":
         """Return the blocks of some of the texts, in this order."""
         counts = self.per_text[texts]
-        first = (np.cumsum(self.per_text) - self.per_text)[texts]
         within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        return Blocks(self.sums[np.repeat(first, counts) + within], counts, self.lengths[texts])
+        chosen = np.repeat(self._firsts[texts], counts) + within
+        return Blocks(self.sums[chosen], counts, self.lengths[texts])
 
     def by_text(self) -> np.ndarray:
         """Sum the columns over each text (T, columns)."""
@@ -216,7 +208,7 @@ class Blocks:
         """Sum over fewer blocks a text, at least one (per_text.sum(), columns)."""
         if per_text.sum() == len(self.sums):  # as many as there are
             return self.sums
-        first = np.repeat(np.cumsum(self.per_text) - self.per_text, per_text)
+        first = np.repeat(self._firsts, per_text)
         blocks, parts = np.repeat(self.per_text, per_text), np.repeat(per_text, per_text)
         number = np.arange(len(first)) - np.repeat(np.cumsum(per_text) - per_text, per_text)
         begins = first - (-number * blocks // parts)  # rounded up
@@ -235,7 +227,6 @@ class Blocks:
 
 
 def num_blocks(lengths: np.ndarray) -> np.ndarray:
-    """Choose the number of blocks for texts of these lengths: powers of two."""
     most = np.clip(lengths // FEWEST_BLOCK_TOKENS, 1, MAX_BLOCKS)
     return 2 ** np.log2(most).astype(np.int64)
 
@@ -259,42 +250,33 @@ def degrees_of_freedom(shares: np.ndarray) -> float:
 
 
 def estimate_ratio(terms: np.ndarray, weights: np.ndarray) -> Estimate:
-    """Estimate Σ terms / Σ weights over independent clusters.
+    """Estimate Σ terms / Σ weights over independent clusters (C,).
 
     Leaving out one cluster moves the ratio R by (term - R · weight) / (Σ weight - weight).  With
     terms in nats and weights in tokens, R is a log perplexity; with differences of nats, a log
     ratio of perplexities.
-
-    Args:
-        terms, weights: of each cluster (C,).
     """
     terms, weights = np.asarray(terms, np.float64), np.asarray(weights, np.float64)
     counted = weights > 0
     terms, weights = terms[counted], weights[counted]
-    total, number = float(weights.sum()), len(terms)
+    total = float(weights.sum())
     value = float(terms.sum()) / total if total else math.nan
-    if number < 2 or not np.isfinite(terms).all():
+    if len(terms) < 2 or not np.isfinite(terms).all():
         return Estimate(value)
-    return _estimate(value, (terms - value * weights) / (total - weights), weights / total)
+    return jackknife(value, (terms - value * weights) / (total - weights), weights / total)
 
 
-def jackknife(value: float, without: np.ndarray, shares: np.ndarray) -> Estimate:
-    """Estimate the uncertainty of a number from its values without each cluster.
+def jackknife(value: float, moved: np.ndarray, shares: np.ndarray) -> Estimate:
+    """Estimate the uncertainty of a number from what leaving out each cluster changes it by.
 
-    var = (C - 1) / C · Σ (value - without)² (Efron, The Jackknife, the Bootstrap and Other
-    Resampling Plans, 1982), with Student's t for the degrees of freedom of that variance.
+    var = (C - 1) / C · Σ moved² (Efron, The Jackknife, the Bootstrap and Other Resampling Plans,
+    1982), with Student's t for the degrees of freedom of that variance.
 
     Args:
-        without: the number with one cluster left out (C,).
+        moved: the number less its value without the cluster (C,).
         shares: each cluster's share in the whole (C,), adding up to 1; those without any do not count.
     """
-    with np.errstate(invalid="ignore"):  # infinite less infinite
-        moved = value - without[shares > 0]
-    return _estimate(value, moved, shares[shares > 0])
-
-
-def _estimate(value: float, moved: np.ndarray, shares: np.ndarray) -> Estimate:
-    """Estimate a number from its changes without each cluster (C,), and their shares in the whole."""
+    moved, shares = moved[shares > 0], shares[shares > 0]
     count, degrees = len(moved), degrees_of_freedom(shares)
     if degrees < FEWEST_DEGREES or not (np.isfinite(value) and np.isfinite(moved).all()):
         return Estimate(value)

@@ -32,23 +32,17 @@ from ..errors import ArgumentError, name_positions
 from ..models.interface import ScoredModel
 from ..plan.measurement import Columns, Measurement, scatter_to_tokens
 from ..plan.tokenization import Range, TokenizedText, check_fast, special_ids, vocabulary_texts
-from ..plan.windows import Window
 from ..scoring.measures import Entropy, Measure, SetMass
 
 # Number of tokens of a tokenizer, and the texts of all.
 _TEXTS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 SPACE = re.compile(r"\s*")
-# Packages whose numbers are reproduced, and the correction that each applies; they know no white space
-# but the sign of a space in front of a token.
-PACKAGES = {"wordsprobability": "pimentel", "minicons": "oh"}
 # Scripts without spaces between words, and the mean length in characters above which the strings
 # between spaces are not single words: Chinese and Japanese; Thai, Lao, Khmer, Burmese, Tibetan.
 UNSPACED = {
     re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"): 3,
     re.compile(r"[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff]"): 8,
 }
-# Scores of a word.
-WORD_COLUMNS = ("nll", "surprisal", "space_nll", "entropy", "num_tokens", "context_length")
 
 # --- the vocabulary --------------------------------------------------------------------------------
 
@@ -61,26 +55,21 @@ class Vocabulary:
         begins: whether the text of the token begins with white space (V,).
         ends: whether it ends in white space (V,); so do tokens that mark the end of a word.
         special: whether it is a special token of any kind (V,).
-        boundary: ids of the tokens that close the word before them.
-        interior: ids of the tokens that may begin a text, those that a package counts twice twice.
+        closes: whether it closes the word before it (V,).
     """
 
     begins: np.ndarray
     ends: np.ndarray
     special: np.ndarray
-    boundary: np.ndarray
-    interior: np.ndarray
+    closes: np.ndarray
 
 
 def classify_vocabulary(
     tokenizer: PreTrainedTokenizerBase, size: int, correction: str | None
 ) -> Vocabulary:
-    """Classify the tokens of a vocabulary by their texts, or as a package of `PACKAGES` does.
+    """Classify the tokens of a vocabulary by their texts.
 
-    With "oh" a word is closed by tokens with white space alone, with "pimentel" by the end of the text
-    as well.  wordsprobability adds the end of the text to the tokens that may begin one a second time,
-    and leaves those out that were added to the tokenizer.  minicons counts added tokens that take the
-    space before them.
+    With "pimentel" a word is closed by the end of the text as well as by white space.
 
     Args:
         size: V, the number of logits; larger than the tokenizer's vocabulary if the model pads it
@@ -92,31 +81,14 @@ def classify_vocabulary(
         _TEXTS[tokenizer] = len(tokenizer), texts
     texts = [*texts, *[""] * size][:size]
     begins = np.array([text[:1].isspace() for text in texts], dtype=bool)
-    ends = np.array([text[-1:].isspace() for text in texts], dtype=bool)
-    interior = np.flatnonzero(~begins)
-    if correction in PACKAGES:
-        space = tokenizer(" ", add_special_tokens=False).input_ids[0]
-        sign = tokenizer.convert_ids_to_tokens(space)[0]
-        known = {number: token for token, number in tokenizer.get_vocab().items()}
-        begins = np.array([known.get(n, "").startswith(sign) for n in range(size)], dtype=bool)
-        if correction == "minicons":
-            for number, token in tokenizer.added_tokens_decoder.items():
-                begins[number] |= token.lstrip
-        ends = np.zeros_like(begins)
-        own = np.flatnonzero(~begins[: tokenizer.vocab_size])
-        interior = np.append(own, tokenizer.eos_token_id)
-    closes_text = np.arange(size) == tokenizer.eos_token_id
+    ids = np.arange(size)
+    ends_text = ids == tokenizer.eos_token_id
     return Vocabulary(
         begins=begins,
-        ends=ends,
-        special=np.isin(np.arange(size), list(special_ids(tokenizer))),
-        boundary=np.flatnonzero(begins | closes_text if _refunds_first(correction) else begins),
-        interior=interior,
+        ends=np.array([text[-1:].isspace() for text in texts], dtype=bool),
+        special=np.isin(ids, list(special_ids(tokenizer))),
+        closes=begins | ends_text if correction == "pimentel" else begins,
     )
-
-
-def _refunds_first(correction: str | None) -> bool:
-    return PACKAGES.get(correction or "", correction) == "pimentel"
 
 
 # --- words in a text -------------------------------------------------------------------------------
@@ -154,7 +126,6 @@ def check_words(words: object, texts: Sequence[str]) -> list[list[tuple[int, int
 
 
 def is_unspaced(text: str) -> bool:
-    """Check whether the pieces between white space are longer than words of their script."""
     for script, longest in UNSPACED.items():
         if not text.isascii() and script.search(text):
             lengths = [len(own) for word in text.split() if (own := script.findall(word))]
@@ -174,22 +145,21 @@ def find_words(text: str, words: Iterable[str]) -> list[Range]:
     Raises:
         ValueError: they do not.
     """
-
-    def refusal(requirement: str, got: str, why: str) -> ArgumentError:
-        advice = "Give spans of characters to leave parts of a text out."
-        return ArgumentError("words", requirement, got=got, why=why, advice=advice)
-
     spans, place = [], 0
-    for word in words:
+    for word in [*words, None]:  # None is the end of the text
         first = next(SPACE.finditer(text, place)).end()
-        if not word.strip() or not text.startswith(word, first):
-            why = f"at character {first} stands {text[first : first + 20]!r}"
-            raise refusal("be the words of the text in their order", repr(word), why)
+        if word is None and first == len(text):
+            break
+        if word is None or not word.strip() or not text.startswith(word, first):
+            raise ArgumentError(
+                "words",
+                "be all words of the text in their order",
+                got="their end" if word is None else repr(word),
+                why=f"at character {first} stands {text[first : first + 20]!r}",
+                advice="Give spans of characters to leave parts of a text out.",
+            )
         place = first + len(word)
         spans.append((first, place))
-    if text[place:].strip():
-        why = f"after the last one comes {text[place : place + 20]!r}"
-        raise refusal("be all words of the text", str(len(spans)), why)
     return spans
 
 
@@ -276,7 +246,7 @@ def space_terms(
         ids, offsets: the tokens (N,), and their characters as in `assign_tokens` (N, 2).
         boundary, interior: E, and -log P(no white space first), of the row that predicts the token
             after each border (N + 1,); NaN where it was not read.
-        correction: unless it is "pimentel" or its package, there is no refund if no earlier word paid.
+        correction: unless it is "pimentel", there is no refund if no earlier word paid.
 
     Returns:
         the terms of the end and of the beginning (N + 1,).  A word's end costs nothing where its last
@@ -291,7 +261,7 @@ def space_terms(
     opens = np.append(opens | vocabulary.special[ids], True)  # so does the end of the text
     passed = np.append(False, vocabulary.ends[ids])
     costs = np.where(opens, boundary, 0.0)
-    unpaid = np.where(opens, boundary, interior) if _refunds_first(correction) else 0.0
+    unpaid = np.where(opens, boundary, interior) if correction == "pimentel" else 0.0
     return np.where(passed, 0.0, costs), np.where(at_start | passed, unpaid, costs)
 
 
@@ -305,6 +275,7 @@ def sum_words(
         columns: nll, entropy and context_length of each token; NaN where it has no score.
         closing, opening: the terms at each border, from `space_terms`.
     """
+    names = ("nll", "surprisal", "space_nll", "entropy", "num_tokens", "context_length")
     rows: list[tuple] = []
     for span in tokens:
         if span is None:
@@ -316,7 +287,7 @@ def sum_words(
         values = nll, surprisal, closing[end], columns["entropy"][first]
         numbers = [None if np.isnan(value) else float(value) for value in values]
         rows.append((*numbers, end - first, int(columns["context_length"][first])))
-    return {name: [row[place] for row in rows] for place, name in enumerate(WORD_COLUMNS)}
+    return {name: [row[place] for row in rows] for place, name in enumerate(names)}
 
 
 @dataclass(frozen=True)
@@ -325,8 +296,7 @@ class WordScoring:
 
     Attributes:
         spans: for each text the characters of its words; None splits it at white space.
-        correction: the correction for the space between words: "pimentel", "oh", one of `PACKAGES`
-            or None.
+        correction: the correction for the space between words: "pimentel", "oh" or None.
         with_borders: whether to measure the cost of the space after a word, and the entropy.
     """
 
@@ -351,10 +321,7 @@ class WordScoring:
                 "word_correction",
                 f"be None with {model.description}",
                 got=repr(correction),
-                why=(
-                    "what the space after a word costs is a sum over the vocabulary, which needs "
-                    "the logits of all tokens"
-                ),
+                why="it is a sum over the vocabulary, which needs the logits of all tokens",
                 advice="Pass `word_correction=None` for plain sums, or load the model itself.",
             )
         vocabulary = classify_vocabulary(model.tokenizer, model.vocabulary_size, correction)
@@ -364,8 +331,9 @@ class WordScoring:
         """List the measures of each token."""
         if not self.with_borders:
             return []
-        sets = {"boundary": self.vocabulary.boundary, "interior": self.vocabulary.interior}
-        return [*(SetMass(name, tuple(ids.tolist())) for name, ids in sets.items()), Entropy()]
+        sets = {"boundary": self.vocabulary.closes, "interior": ~self.vocabulary.begins}
+        masses = [SetMass(k, tuple(np.flatnonzero(ids).tolist())) for k, ids in sets.items()]
+        return [*masses, Entropy()]
 
     def fields(self) -> dict[str, str]:
         """Return the settings for the signature."""
@@ -386,11 +354,7 @@ class WordScoring:
             tokens = assign_tokens(text, offsets, spans, begins)
             if None in tokens:
                 crossing.append(number)
-            columns = spread_columns(
-                len(stream),
-                (measurement.windows[number], scores[number]),
-                (measurement.borders[number], borders[number]),
-            )
+            columns = spread_columns(measurement, number, scores[number], borders[number])
             of_space = columns["boundary"], columns["interior"], self.correction
             terms = space_terms(text, stream.ids, offsets, self.vocabulary, *of_space)
             scored = sum_words(tokens, columns, *terms)
@@ -421,23 +385,24 @@ class WordScoring:
 
 
 def spread_columns(
-    num_tokens: int,
-    scored: tuple[Sequence[Window], Sequence[Columns]],
-    borders: tuple[Sequence[Window], Sequence[Columns]],
+    measurement: Measurement, number: int, scores: Sequence[Columns], borders: Sequence[Columns]
 ) -> Columns:
-    """Spread scores of windows over a text's tokens and its end (N + 1,); NaN where unscored.
+    """Spread scores of a text's windows over its tokens and its end (N + 1,); NaN where unscored.
 
     Args:
-        scored, borders: windows, and the columns of each; of borders only what says whether a word
+        scores, borders: columns of its windows and borders; of borders only what says whether a word
             ends there.
     """
+    size, windows = len(measurement.streams[number]) + 1, measurement.windows[number]
     space = ("boundary", "interior")
-    spread = {name: np.full(num_tokens + 1, np.nan) for name in ("nll", "entropy", *space)}
-    for names, (windows, columns) in ((space, borders), (spread, scored)):
+    spread = {name: np.full(size, np.nan) for name in ("nll", "entropy", *space)}
+    for names, places, columns in (
+        (space, measurement.borders[number], borders),
+        (spread, windows, scores),
+    ):
         for name in names:
             if columns and name in columns[0]:
-                scatter_to_tokens(windows, [of_window[name] for of_window in columns], spread[name])
-    windows, _ = scored
-    counts = np.zeros(num_tokens + 1, dtype=np.int64)
+                scatter_to_tokens(places, [of_window[name] for of_window in columns], spread[name])
+    counts = np.zeros(size, dtype=np.int64)
     scatter_to_tokens(windows, [window.context_lengths() for window in windows], counts)
     return spread | {"context_length": counts}
