@@ -45,7 +45,7 @@ _LAZY = {
     "PerplexityCallback": ".callback",
     "PerplexitySliding": ".metric",
     "find": ".finding",
-    "show": ".views.show",
+    "show": ".views.report",
     "to_frame": ".cli.rows",
 }
 

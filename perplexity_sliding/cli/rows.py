@@ -256,7 +256,7 @@ def to_frame(
     """
     import pandas
 
-    from ..views.show import texts_as_read
+    from ..views.report import texts_as_read
 
     there = [name for name in (*UNITS, "measurements") if UNITS.get(name, "perplexity") in results]
     of = there[0] if of is None else of

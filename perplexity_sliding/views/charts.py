@@ -17,8 +17,6 @@ MARGIN = 0.06  # of the axis, left free at either end
 SIZE = 100  # the SVG's own units; it is stretched to the figure
 CAP = 0.012  # of the chart's width, to either side of an error bar's ends
 LETTER = 0.028  # of the chart's width on a phone, at most
-WINDOW, STRIDE = "max_length", "stride"
-NAMES = {WINDOW: "window", STRIDE: "stride"}
 LANES = 3  # windows are drawn in turns below each other, so that overlaps can be seen
 PICTURED = 10  # number of window lengths, from the start of the text, over which windows are drawn
 KEY = (
@@ -115,9 +113,9 @@ def _scale(low: float, high: float):
 # --- curves ---------------------------------------------------------------------------------------
 
 
-def setting_curve(results: Sequence[dict], key: str = STRIDE) -> str:
-    """Draw perplexity against a setting, of `NAMES`; intervals are of the difference to the first."""
-    first, name = results[0], NAMES[key]
+def setting_curve(results: Sequence[dict], key: str = "stride") -> str:
+    """Draw perplexity against `max_length` or `stride`; intervals are of the difference to the first."""
+    first, name = results[0], {"max_length": "window"}.get(key, key)
     points = [
         Point(
             result[key],

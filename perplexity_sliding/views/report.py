@@ -1,23 +1,15 @@
-"""Report: the results for some texts as one self-contained HTML file."""
+"""Results and coloured texts as one self-contained HTML page: a file, or the output of a cell."""
 
 import math
+import os
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from ..digests import describe_probe
-from . import Reading
-from .charts import (
-    KEY,
-    NAMES,
-    STRIDE,
-    WINDOW,
-    context_curve,
-    pictured_tokens,
-    setting_curve,
-    window_picture,
-)
-from .comparison import Pair, comparison_of_all, comparison_view
+from ..digests import TextsDigest, describe_probe
+from ..protocols import PROTOCOLS
+from . import SHOWN, Reading, own_perplexities, replaced, within
+from .charts import KEY, context_curve, pictured_tokens, setting_curve, window_picture
+from .comparison import Pair, comparison_of_all, comparison_view, pair_of
 from .text import (
     LABELS,
     bits_colour,
@@ -68,7 +60,8 @@ ODDS = (
     "to 1 in 33,000",
     "rarer",
 )
-SETTINGS = {"protocol": "Protocol", WINDOW: "Window", STRIDE: "Stride"}
+SETTINGS = {"protocol": "Protocol", "max_length": "Window", "stride": "Stride"}
+HEIGHT = 720  # pixels that a notebook gives to it
 FEWEST = 20  # tokens; a perplexity of fewer says more of chance than of the text
 TOO_SHORT = (
     f"Too short for a perplexity: over fewer than {FEWEST} tokens it says more about chance than about "
@@ -92,8 +85,6 @@ def report(
         notes: remarks that a reader needs with the number.
     """
     model = pairs[0].names[0] if pairs else readings[0].model if readings else "the model"
-    if result["num_texts"] > 1:
-        readings = [_with_perplexity(reading) for reading in readings]
     rows, curve = result.get("by_context_length") or [], ""
     if len(rows) > 1 and all(math.isfinite(row["perplexity"]) for row in rows):
         curve = f"<section><h2>How far back the model looks</h2>{context_curve(rows)}</section>"
@@ -102,7 +93,7 @@ def report(
         measurements(result.get("measurements", ())),
         *(reading_view(reading, place) for place, reading in enumerate(readings, 1)),
         comparison_of_all(pairs[0]) if pairs and pairs[0].is_one_of_several else "",
-        *(f"{_title(pair.reading)}{comparison_view(pair)}" for pair in pairs),
+        *(f"{_title(pair.reading.name)}{comparison_view(pair)}" for pair in pairs),
         curve,
         repeat(result, citation, command),
     ]
@@ -119,14 +110,8 @@ def joined(paths: Iterable[Path]) -> str:
     return "\n".join(path.read_text(encoding="utf-8") for path in paths)
 
 
-def _with_perplexity(reading: Reading) -> Reading:
-    if reading.perplexity is None:
-        return reading
-    return replace(reading, name=f"{reading.name}: {number(reading.perplexity)}")
-
-
-def _title(reading: Reading) -> str:
-    return f"<h2><bdi>{escape(reading.name)}</bdi></h2>" if reading.name else ""
+def _title(name: str) -> str:
+    return f"<h2><bdi>{escape(name)}</bdi></h2>" if name else ""
 
 
 def headline(result: dict, model: str, notes: Sequence[str]) -> str:
@@ -181,7 +166,9 @@ def reading_view(reading: Reading, place: int) -> str:
     pieces = [text[segment.start : segment.end] for segment in segments]
     nll = reading.tokens["nll"]
     colours = [piece_colour(nll, segment, piece) for segment, piece in zip(segments, pieces)]
-    data = token_data(reading, segments)
+    data, name = token_data(reading, segments), reading.name
+    if reading.perplexity is not None and reading.result["num_texts"] > 1:
+        name += f": {number(reading.perplexity)}"
     legend = ""
     if place == 1:
         boxes = "".join(
@@ -190,7 +177,7 @@ def reading_view(reading: Reading, place: int) -> str:
         )
         legend = f'<div class="ps-legend"><ul>{boxes}</ul></div>'
     return (
-        f'{_title(reading)}<section class="ps-view" id="text-{place}" data-view="reading" '
+        f'{_title(name)}<section class="ps-view" id="text-{place}" data-view="reading" '
         f"data-payload={payload(data)}>{_story(reading)}{legend}"
         f"{text_pair(pieces, colours, 'token', 'what the model expected there')}"
         f"{_windows(reading)}</section>"
@@ -249,7 +236,7 @@ def measurements(results: Sequence[dict]) -> str:
         '<th scope="col">Change<small>against the first, 95 % interval</small></th>'
         f'<th scope="col">Bits per byte</th></tr></thead><tbody>{rows}</tbody></table>'
     )
-    drawn = len(varying) == 1 and varying[0] in NAMES and len(good) > 1
+    drawn = len(varying) == 1 and varying != ["protocol"] and len(good) > 1
     is_finite = all(math.isfinite(result["perplexity"]) for result in good)
     curve = setting_curve(good, varying[0]) if drawn and is_finite else ""
     return f"<section><h2>Effect of the setting</h2>{curve}{table}</section>"
@@ -266,3 +253,113 @@ def repeat(result: dict, citation: str, command: str) -> str:
         f"<section><h2>How to repeat and to quote it</h2>{typed}"
         f"<p>Equal signatures, probes and texts give equal numbers.</p><pre>{escape(quoted)}</pre></section>"
     )
+
+
+# --- in a notebook -----------------------------------------------------------------------------------
+
+
+class Shown:
+    """A view of results: the last value of a cell, or a file.
+
+    A notebook shows it in a frame of its own, so that its style and the notebook's are apart.
+    """
+
+    def __init__(self, html: str):
+        self.html = html
+
+    def _repr_html_(self) -> str:
+        return (
+            f'<iframe srcdoc="{escape(self.html)}" sandbox="allow-scripts" title="Coloured text" '
+            f'style="width: 100%; height: {HEIGHT}px; border: 0"></iframe>'
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it as a self-contained HTML file; if that fails, a former one is unchanged."""
+        with (
+            replaced(os.fspath(path)) as place,
+            open(place, "w", encoding="utf-8", newline="") as file,
+        ):
+            file.write(self.html)
+
+
+def show(
+    results: dict,
+    texts: str | Sequence[str],
+    contexts: str | Sequence[str] | None = None,
+) -> Shown:
+    """Colour texts by a result of `compute`, with a panel for each token.
+
+    Args:
+        results: of `compute` with `return_token_scores=True`; with `["top5"]` the panel says what the
+            model expected too.
+        texts: the ones that were scored, in their order.
+        contexts: as in `compute`.
+
+    Raises:
+        ValueError: the results have no token scores, or are of other texts.
+    """
+    scores = results.get("token_scores")
+    if scores is None:
+        raise ValueError(
+            "`results` must have token scores to be shown. Compute them with "
+            "return_token_scores=['top5']."
+        )
+    wholes, begins = texts_as_read(results, scores, texts, contexts)
+    names = [f"Text {number}" for number in range(1, len(wholes) + 1)] if len(wholes) > 1 else [""]
+    model, own = results["model_name"], own_perplexities(results, len(wholes))
+    readings = [
+        Reading(whole, tokens, results, model, begin, name, perplexity)
+        for whole, tokens, begin, name, perplexity in zip(wholes, scores, begins, names, own)
+    ]
+    readings, pairs, notes = list(within(readings)), [], []
+    if sum(map(len, wholes)) > SHOWN:
+        notes.append(f"The numbers are of all texts; the first {SHOWN:,} characters are shown.")
+    if "comparison" in results:
+        models = (model, results["comparison"].get("reference") or "the reference")
+        pairs = [pair_of(reading, place, models) for place, reading in enumerate(readings)]
+        readings = []
+    return Shown(report(results, readings, pairs, notes=notes))
+
+
+def texts_as_read(
+    results: dict,
+    scores: list[dict],
+    texts: str | Sequence[str],
+    contexts: str | Sequence[str] | None,
+) -> tuple[list[str], list[int]]:
+    """Return the scored texts as the model read them, and the offset at which each begins.
+
+    Those are chats as they were written, detokenized texts, texts after their contexts, or joined texts.
+
+    Args:
+        scores: `token_scores` or `word_scores` of the results.
+    """
+    texts = [texts] if isinstance(texts, str) else list(texts)
+    wholes = texts
+    if "texts_as_read" in results:
+        wholes = results["texts_as_read"]
+    elif contexts is not None:
+        before = [contexts] * len(texts) if isinstance(contexts, str) else contexts
+        wholes = [context + text for context, text in zip(before, texts)]
+    elif (join := PROTOCOLS[results["protocol"]].join) is not None:
+        wholes = ["".join(texts) if join == "tokens" else join.join(texts)]
+    if len(scores) != len(wholes):
+        raise ValueError(
+            f"`texts` must be as many as `results` has scores of, {len(scores)}, got {len(wholes)}."
+        )
+    # The digest of texts that are scored in part is one of their parts too, or of texts that were converted.
+    is_as_given = not {"num_context_tokens", "texts_as_read"} & results.keys()
+    if is_as_given and str(TextsDigest.of(texts)) != results["texts_digest"]:
+        raise ValueError(
+            "`texts` must be the ones that `results` are of, in their order: these have another digest."
+        )
+    for whole, tokens in zip(wholes, scores):
+        if max((offset[1] for offset in tokens["offsets"] if offset), default=0) > len(whole):
+            raise ValueError(
+                "`texts` must be the ones that `results` are of, with the `contexts` before them: tokens "
+                "reach beyond their end."
+            )
+    begins = [0] * len(wholes)
+    if contexts is not None:
+        begins = [len(whole) - len(text) for whole, text in zip(wholes, texts)]
+    return wholes, begins
