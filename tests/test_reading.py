@@ -71,22 +71,34 @@ def test_a_folder_is_its_texts_and_those_of_its_folders(call):
 REFUSED = {
     "no file": ("nowhere.txt", None, "nowhere.txt: No such file or directory"),
     "no match": ("*.md", None, "No file matches *.md."),
-    "an empty folder": (".", None, "is a folder without .txt, .text, .csv"),
+    "an empty folder": (".", None, ". has no .txt, .text, .csv"),
     "nothing": ("a.txt", b"", "is empty."),
     "PDF": ("a.txt", b"%PDF-1.7\n%\xe2", "is a PDF: extract its text first"),
     "Excel": ("t.xlsx", b"PK\x03\x04\x14", "is a zip archive, or a Word or Excel file: save it as"),
     "Parquet": ("a.txt", b"PAR1abcd", "a Parquet table: give it a name that ends in .parquet"),
     "binary": ("a.txt", b"w5 \0 w6", "contains NUL characters"),
     "latin": ("a.txt", b"w5 caf\xe9 w6", "Pass its --encoding, such as cp1252"),
-    "a row too long": ("t.csv", b"item,text\n1,w5\n2,w5, w6\n", "has 3 fields in line 3, but 2"),
+    "a row too long": (
+        "t.csv",
+        b"item,text\n1,w5\n2,w5, w6\n",
+        "from line 3 on: 3 fields for 2 columns",
+    ),
     "an open quote": ("t.csv", b'item,text\n1,w5\n2,"w5\n', "from line 3 on: unexpected end of"),
     "no rows": ("t.csv", b"item,text\n", "t.csv has no rows."),
-    "a blank line": ("t.csv", b"\nw5\n", "has 1 fields in line 2, but 0 columns"),
-    "no text column": ("t.csv", b"a,b\n1,2\n", "pass one of a, b as --text-column."),
-    "JSON cut short": ("t.jsonl", b'{"text": "w5"}\n{"text": "w6}\n', "object 2: Invalid"),
+    "a blank line": ("t.csv", b"\nw5\n", "1 fields for 0 columns"),
+    "no text column": (
+        "t.csv",
+        b"a,b\n1,2\n",
+        "columns a, b of t.csv: pass one of them as --text-column.",
+    ),
+    "JSON cut short": (
+        "t.jsonl",
+        b'{"text": "w5"}\n{"text": "w6}\n',
+        "object 2 must be a JSON object",
+    ),
     "no object": ("t.jsonl", b'{"text": "w5"}\n3\n', "object 2 must be a JSON object"),
     "numbers": ("t.jsonl", b'{"text": 3}\n', "must have a text or a chat in 'text', got 3"),
-    "no Parquet": ("t.parquet", b"PAR1", "t.parquet could not be read as a table"),
+    "no Parquet": ("t.parquet", b"PAR1", "t.parquet is no table"),
 }
 
 
@@ -175,7 +187,7 @@ def test_columns_that_are_not_there_are_named(call):
     for option in ("text", "id", "context", "words"):
         error = call("t.csv", f"--{option}-column=other").err
         assert f"--{option}-column must be one of the columns key, text, label of t.csv" in error
-    assert "must differ from the column of the texts" in call("t.csv", "--context-column=text").err
+    assert "must not be that of the texts" in call("t.csv", "--context-column=text").err
 
 
 def test_a_carried_column_hides_no_number_and_no_other_column(call):
@@ -246,7 +258,7 @@ def test_a_dataset_is_read(call, kind):
         write_table("data/train.csv", ROWS)
     else:
         (datasets.DatasetDict({"train": whole}) if "splits" in kind else whole).save_to_disk("data")
-        assert "pass --dataset data::train:text" in call("data").err
+        assert "pass it as --dataset data::train:text" in call("data").err
     assert num_tokens(call("--dataset=data::train[:2]:text", "--json")) == 60
     assert num_tokens(call("--dataset=data::train:text", "--json")) == 66
     assert call("--dataset=data::train:words").code == 2

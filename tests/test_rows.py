@@ -129,7 +129,7 @@ def test_words_that_are_not_the_texts_stop_only_their_row(call, tmp_path, of_byt
 def test_regions_in_the_sentence_are_refused(call, tmp_path):
     path = write(tmp_path, [{"text": "w3 w4|w5|w6."}, {"text": "w3 | w4"}])
     outcome = call(path, "--words", "--format=csv")
-    assert outcome.code == 2 and "name it by --words-column" in outcome.err
+    assert outcome.code == 2 and "a --words-column of their own" in outcome.err
     assert "t.csv row 1" in outcome.out and "row 0" not in outcome.out
 
 

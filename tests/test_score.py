@@ -279,5 +279,3 @@ def test_context_lengths_are_a_curve_over_all_texts(call):
     assert len({row["num_tokens"] for row in curve}) == 1
     for row in curve:
         assert f"{row['perplexity']:.4f}" in outcome.out
-    [warning] = call("t.csv", "--context-lengths=4,8", "--format=csv").warnings
-    assert "has no column for the result of --context-lengths" in warning

@@ -257,7 +257,7 @@ def test_a_report_that_cannot_be_written_costs_no_numbers(call, monkeypatch):
     ("arguments", "said"),
     [
         (["--html=nowhere/r.html"], "--html must be in an existing folder"),
-        (["--html=a.txt"], "--html must not be one of the texts"),
+        (["--html=a.txt"], "--html must not be one of the files to read"),
         (["--show", "--format=csv"], "--show cannot be combined with --format"),
         (["--show", "--stride=8,4"], "--show cannot be combined with several protocols"),
         (["--show", f"--reference={DEMO}"], "--show cannot be combined with --reference"),

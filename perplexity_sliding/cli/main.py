@@ -12,22 +12,8 @@ from ..arguments import WITHOUT_ADAPTER, is_address
 from . import output, rows, stored
 from .comparing import AXES, label
 from .measuring import Report, load_metric, measure, merge
-from .messages import (
-    Progress,
-    describe,
-    list_some,
-    say,
-    show_traceback,
-    show_warning,
-    to_stdout,
-)
-from .options import (
-    TIDY,
-    by_numbers,
-    parse_arguments,
-    was_started_by_torchrun,
-    written_files,
-)
+from .messages import Progress, describe, in_options, list_some, say, show_traceback, to_stdout
+from .options import by_numbers, parse_arguments, was_started_by_torchrun
 from .reading import check_outputs, open_texts
 
 # Exit codes; 128 plus the number of a signal that ended the run.
@@ -45,10 +31,8 @@ def terminate(*_: object) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the parsed command line; return the exit code."""
-    for option, path in written_files(args).items():
-        check_writable(option, path)
     if args.merge:
-        check_outputs(args, list(filter(os.path.exists, args.files)), "parts")
+        check_outputs(args, args.files)
         args.takes_bundled_model = False  # the parts name their model
         return deliver(merge(args), args)
     for name in args.models:
@@ -59,11 +43,6 @@ def run(args: argparse.Namespace) -> int:
         from .searching import search
 
         return search(args)
-    if args.format in TIDY and args.context_lengths:
-        say(
-            f"warning: --format {args.format} has no column for the result of --context-lengths, which "
-            "covers all texts together. Use --format json."
-        )
     progress = Progress("Comparing" if args.reference else "Scoring", args.hides_progress)
     try:
         progress.status("Reading")
@@ -104,10 +83,6 @@ def check_model(name: str, option: str, settings: dict | None) -> None:
     if not path.exists():
         if name.startswith((".", "/", "~")) or name.endswith("/"):
             raise ValueError(f"{option} {name}: there is no such folder.")
-        if "," in name:
-            raise ValueError(
-                f"{option} {name} is not the name of a model. Repeat the option for each."
-            )
         return
     marks = ("config.json", "adapter_config.json", "*.gguf")
     if "subfolder" in (settings or {}) or any(map(any, map(path.glob, marks))):
@@ -115,15 +90,6 @@ def check_model(name: str, option: str, settings: dict | None) -> None:
     inside = sorted((str(file.parent) for file in path.rglob("config.json")), key=by_numbers)
     advice = f"one of {list_some(inside)}" if inside else "a folder written by save_pretrained"
     raise ValueError(f"{option} {name} is a folder without config.json. Pass {advice}.")
-
-
-def check_writable(option: str, path: str) -> None:
-    """Refuse a file that cannot be written, before hours of work."""
-    parent = Path(path).resolve().parent
-    if not parent.is_dir():
-        raise ValueError(f"{option} must be in an existing folder, got {path!r}.")
-    if os.path.isdir(path) or not os.access(path if os.path.exists(path) else parent, os.W_OK):
-        raise ValueError(f"{option} must be a writable file, got {path!r}.")
 
 
 def deliver(report: Report, args: argparse.Namespace) -> int:
@@ -193,17 +159,13 @@ def main(argv: list[str] | None = None) -> int:
     args = None
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = show_warning
+            warnings.showwarning = lambda text, *_: say(f"warning: {in_options(text)}")
             args = parse_arguments(argv)
             return run(args)
     except KeyboardInterrupt as error:
-        kept = args and args.checkpoint
-        if not kept:
-            advice = "Nothing was stored; with --checkpoint FILE, the same command can resume."
-        elif not os.path.exists(kept):
-            advice = f"Nothing was stored in {kept} yet."
-        else:
-            advice = f"Run the same command again to resume from {kept}."
+        advice = "Nothing was stored; with --checkpoint FILE, the same command can resume."
+        if args and args.checkpoint:
+            advice = f"Run the same command again to resume from {args.checkpoint}."
         if is_first():
             say(f"interrupted. {advice}")
         return TERMINATED if isinstance(error, Terminated) else INTERRUPTED

@@ -24,7 +24,6 @@ CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2
 OTHER_NAMES = {
     "predictions": "the input",
     "model": "--model",
-    "tokenizer": "--tokenizer",
     "model_id": "--model",
     "contexts": "--context-column",
     "detokenizer": "--detokenize",
@@ -47,10 +46,8 @@ def to_stdout(pieces: Iterable[str]) -> None:
     try:
         sys.stdout.writelines(pieces)
         sys.stdout.flush()
-    except OSError as error:
+    except BrokenPipeError:
         let_go(sys.stdout)
-        if not isinstance(error, BrokenPipeError):
-            raise
 
 
 def to_stderr(text: str) -> None:
@@ -88,11 +85,6 @@ def say(message: str) -> None:
 
 def show_traceback(error: BaseException) -> None:
     to_stderr(harmless("".join(traceback.format_exception(error))))
-
-
-def show_warning(message, *_) -> None:
-    """Show a warning; replaces `warnings.showwarning`."""
-    say(f"warning: {in_options(message)}")
 
 
 def describe(error: BaseException) -> str:
@@ -210,12 +202,8 @@ def make_bars():
     from rich.console import Console
 
     return progress.Progress(
-        progress.TextColumn("{task.description}: {task.percentage:3.0f} %", markup=False),
-        progress.BarColumn(),
-        progress.TimeElapsedColumn(),
-        progress.TextColumn("<"),
-        progress.TimeRemainingColumn(),
-        progress.TextColumn("{task.fields[perplexity]}", markup=False),
+        *progress.Progress.get_default_columns(),
+        progress.TextColumn("{task.fields[perplexity]}"),
         console=Console(file=sys.stderr),
         redirect_stdout=False,
     )

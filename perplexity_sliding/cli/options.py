@@ -12,7 +12,6 @@ import glob
 import json
 import os
 import re
-import sys
 from pathlib import Path
 
 from .. import __version__
@@ -126,7 +125,7 @@ def of_metric(group: str) -> dict[str, dict]:
 
 
 def was_started_by_torchrun() -> bool:
-    """Return whether torchrun itself started this process, and not a process of it, which no other joins."""
+    """Return whether torchrun started this process itself: no other joins a process of its processes."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return False
     parent = Path(f"/proc/{os.getppid()}/environ")  # of Linux
@@ -219,6 +218,7 @@ def all_but(*names: str) -> list[str]:
     return [spelled(name) for name in ALL if name not in names]
 
 
+ALWAYS = ("format", "json", "verbose", "quiet", "debug", "distributed")
 SEVERAL, MODELS = "several protocols, windows or strides", "several models"
 EACH_FILE = "--columns text"
 # What cannot be combined, beyond what the metric refuses.  --find tries all other settings itself,
@@ -226,12 +226,9 @@ EACH_FILE = "--columns text"
 EXCLUDED = {
     "--find": all_but(
         *("find", "max_tokens", "model_id", "dtype", "device", "batch_size", "model_kwargs"),
-        *("format", "json", "quiet", "debug", "distributed", "dataset", "text_column", "encoding"),
+        *("dataset", "text_column", "encoding", *ALWAYS),
     ),
-    "--merge": all_but(
-        *("merge", "format", "json", "output", "fail_above", "verbose", "quiet", "debug"),
-        "distributed",
-    ),
+    "--merge": all_but("merge", "output", "fail_above", *ALWAYS),
     "--part": (
         *("--tokens", "--words", "--show", "--html", "--cite", "--verify", "--label"),
         *("--format", "--json", "--fail-above", "--verbose", "--columns", "--separator"),
@@ -310,11 +307,8 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     """Parse the command line and refuse invalid combinations of options.
 
     The result has attributes beyond the options.  `compares` is True if several protocols, windows
-    or strides were given; only then are these lists.  `format` is resolved.  `carries_columns` is
-    True if the output can have the other columns of a table.
-
-    Raises:
-        ValueError: a bad command line.
+    or strides were given; only then are these lists.  `carries_columns` is True if the output can
+    have the other columns of a table.
     """
     parser = make_parser()
     words = [re.sub("^--[^=]+", lambda name: name[0].replace("_", "-"), word) for word in argv]
@@ -355,13 +349,10 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     elif args.format is None:
         ending = ".txt" if args.output is None else Path(args.output).suffix.lower()
         if ending not in ENDINGS:
-            raise ValueError(
-                f"--output must end in one of {', '.join(ENDINGS)}, got {args.output!r}. Use another "
-                "ending, or pass --format."
-            )
+            raise ValueError(f"--output must end in {', '.join(ENDINGS)}, got {args.output!r}.")
         args.format = ENDINGS[ending]
     args.carries_columns = args.format in TIDY
-    args.hides_progress = args.quiet or sys.stderr is None or os.environ.get("RANK", "0") != "0"
+    args.hides_progress = args.quiet or os.environ.get("RANK", "0") != "0"
     states = {
         "FILE": args.files,
         "--tokens": args.tokens,
@@ -406,21 +397,11 @@ def stored_options(args: argparse.Namespace) -> dict:
     return {k: value for k, value in kept.items() if value not in (None, {}, default(k))}
 
 
-def written_files(args: argparse.Namespace) -> dict[str, str]:
-    """Return the paths of output files, by option."""
-    names = ("output", "html", "checkpoint")
-    return {spelled(name): getattr(args, name) for name in names if getattr(args, name)}
-
-
 # --- checks ---------------------------------------------------------------------------------------
 
 
 def check(args: argparse.Namespace, given: set[str]) -> None:
-    """Refuse values out of range and combinations of options, before slow imports.
-
-    Args:
-        given: options and states, as in `EXCLUDED`.
-    """
+    """Refuse values out of range, and combinations of options given in the terms of `EXCLUDED`."""
     arguments = {}
     for name in METRIC_ARGUMENTS & ARGUMENTS.keys():
         value = getattr(args, name)
@@ -431,23 +412,21 @@ def check(args: argparse.Namespace, given: set[str]) -> None:
     for name, others in EXCLUDED.items():
         if name in given and (other := next(filter(given.__contains__, others), None)):
             raise ValueError(f"{name} cannot be combined with {other}.")
+    if args.label and len({*args.label}) != len(args.models):
+        raise ValueError(f"--label must have a name for each model, got {', '.join(args.label)}.")
+    if not args.files and (args.merge or args.takes_each_file):
+        raise ValueError("--merge and --columns text require FILE.")
+    if args.part and Path(args.output or "").suffix.lower() != ".json":
+        raise ValueError("--part requires --output FILE, a .json, which stores the totals.")
     columns, known = args.columns or [], (*args.axes, *NUMBERS)
-    before = zip(["", *columns], columns)
-    unmet = {
-        f"--label must have a name of its own for each model, got {args.label}": args.label
-        and len(set(args.label)) != len(args.models),
-        f"--columns must be among {', '.join(known)}, got {', '.join(columns)}; a setting is a column if "
-        "it has several values": not set(columns) <= set(known),
-        f"--columns interval must follow {' or '.join(HAVE_INTERVALS)}, whose interval it is": any(
-            name == "interval" and last not in HAVE_INTERVALS for last, name in before
-        ),
-        f"--columns must have at most one of {', '.join(AXES)}, got {', '.join(columns)}: the others "
-        "are rows": sum(name in AXES for name in columns) > 1,
-        "--columns text requires FILE": args.takes_each_file and not args.files,
-        "--merge requires the files of all parts": args.merge and not args.files,
-        "--part requires --output FILE, a .json, which stores the totals": args.part
-        and Path(args.output or "").suffix.lower() != ".json",
-    }
-    for sentence, is_unmet in unmet.items():
-        if is_unmet:
-            raise ValueError(f"{sentence}.")
+    got = f"got {', '.join(columns)}"
+    if not set(columns) <= set(known):
+        several = "a setting is a column if it has several values"
+        raise ValueError(f"--columns must be among {', '.join(known)}, {got}; {several}.")
+    if sum(name in AXES for name in columns) > 1:
+        raise ValueError(f"--columns must have at most one of {', '.join(AXES)}, {got}.")
+    for last, name in zip(["", *columns], columns):
+        if name == "interval" and last not in HAVE_INTERVALS:
+            raise ValueError(
+                f"--columns interval must follow {' or '.join(HAVE_INTERVALS)}, {got}."
+            )

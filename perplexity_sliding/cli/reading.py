@@ -22,18 +22,12 @@ from itertools import chain, groupby, islice, zip_longest
 from pathlib import Path
 
 from ..arguments import runs_together
-from .messages import COMMAND, list_some, say
-from .options import spelled, written_files
+from .messages import list_some, say
+from .options import spelled
 
 # Formats of tables by the ending of the file.
-TABLES = {
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".jsonl": "json",
-    ".ndjson": "json",
-    ".json": "json",
-    ".parquet": "parquet",
-}
+TABLES = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
+TABLES |= dict.fromkeys((".jsonl", ".ndjson", ".json"), "json")
 TEXTS = (".txt", ".text")
 STANDARD_INPUT = "-"
 # Files of a folder written by `save_to_disk` of the library datasets.
@@ -59,10 +53,9 @@ class Text:
         row: its number in a table or dataset, from 0; None for a file.
         share: its estimated share of the run, from sizes of files and numbers of rows.
         chat: messages to score instead; `text` then contains the assistant's.
-        words: its words, or their (start, end) characters, end exclusive; None if not given, and for
-            an empty row among rows of words.
+        words: its words, or their (start, end) characters; None for an empty row among rows of words.
         carried: the other columns of its row; a list of them where each word had a row.
-        error: the reason why it could not be read; None if it could.
+        error: the reason why it could not be read.
         place: its number among all texts, if a part of them is scored.
     """
 
@@ -115,27 +108,22 @@ class Table:
 
 def open_texts(args: argparse.Namespace, names: list[str]) -> Iterator[Text]:
     """Return an iterator over the texts of FILEs, or of --dataset; refuse missing files at once."""
+    files = [] if args.dataset else list_files(names)
+    check_outputs(args, files)
     if args.dataset:
         return read_dataset(args)
-    files = list_files(names)
-    check_outputs(args, [file for file in files if file != STANDARD_INPUT])
     asked = [name for name in COLUMNS if getattr(args, name)]
     texts = [file for file in files if table_format(file) is None]
     if texts and asked and (len(texts) == len(files) or args.words_column):
-        raise ValueError(
-            f"{spelled(asked[0])} requires a table, but {spoken(texts[0])} is read as a text. Use a file "
-            f"whose name ends in {', '.join(TABLES)}."
-        )
+        ending = f"a name that ends in {', '.join(TABLES)}"
+        raise ValueError(f"{spelled(asked[0])} requires a table, {ending}, got {spoken(texts[0])}.")
     return read_files(files, args)
 
 
 def list_files(names: list[str]) -> list[str]:
     """List the files of the names on the command line, in their order; "-" is standard input."""
     if not names and sys.stdin.isatty():
-        raise ValueError(
-            f"There is nothing to score: pass a FILE, as in `{COMMAND} samples/story.txt`, pipe text in, "
-            "or pass --dataset. See --help."
-        )
+        raise ValueError("Nothing to score: pass a FILE or --dataset, or pipe text in. See --help.")
     files = []
     for name in names or [STANDARD_INPUT]:
         if os.path.isdir(name):
@@ -156,8 +144,7 @@ def list_folder(folder: Path) -> list[str]:
     """List the texts and tables in a folder and its subfolders, except for hidden ones."""
     if any((folder / name).is_file() for name in SAVED):
         raise ValueError(
-            f"{folder} is a dataset written by save_to_disk: pass --dataset {folder}::train:text, with "
-            "its own split and column."
+            f"{folder} is a dataset on disk: pass it as --dataset {folder}::train:text."
         )
     inside = [
         path
@@ -165,22 +152,30 @@ def list_folder(folder: Path) -> list[str]:
         if path.is_file() and not any(p.startswith(".") for p in path.relative_to(folder).parts)
     ]
     taken = [str(path) for path in inside if suffix(path.name) in (*TEXTS, *TABLES)]
-    others = [str(path) for path in inside if str(path) not in taken]
+    others = sorted({*map(str, inside)} - {*taken})
     if not taken:
-        raise ValueError(
-            f"{folder} is a folder without {', '.join((*TEXTS, *TABLES))} files. Select other files "
-            f"with a glob: '{folder}/*'."
-        )
+        endings = ", ".join((*TEXTS, *TABLES))
+        raise ValueError(f"{folder} has no {endings} files. Pass others by a glob: '{folder}/*'.")
     if others:
         say(f"warning: skipped, as neither texts nor tables by their endings: {list_some(others)}.")
     return taken
 
 
-def check_outputs(args: argparse.Namespace, names: list[str], what: str = "texts") -> None:
-    """Refuse to overwrite input files."""
-    for option, path in written_files(args).items():
-        if Path(path).exists() and any(Path(path).samefile(name) for name in names):
-            raise ValueError(f"{option} must not be one of the {what}, got {path!r}.")
+def check_outputs(args: argparse.Namespace, names: list[str]) -> None:
+    """Refuse output files that cannot be written, before hours of work, or that would replace a text."""
+    for option in ("output", "html", "checkpoint"):
+        path = getattr(args, option)
+        if path is None:
+            continue
+        folder = Path(path).resolve().parent
+        if not folder.is_dir():
+            raise ValueError(f"{spelled(option)} must be in an existing folder, got {path!r}.")
+        if os.path.isdir(path) or not os.access(path if os.path.exists(path) else folder, os.W_OK):
+            raise ValueError(f"{spelled(option)} must be a writable file, got {path!r}.")
+        if os.path.exists(path) and any(map(Path(path).samefile, filter(os.path.exists, names))):
+            raise ValueError(
+                f"{spelled(option)} must not be one of the files to read, got {path!r}."
+            )
 
 
 def table_format(name: str) -> str | None:
@@ -209,8 +204,7 @@ def read_files(files: list[str], args: argparse.Namespace) -> Iterator[Text]:
                 text = read_text(file, args.encoding)
                 if is_csv(text):
                     say(
-                        f"warning: {spoken(file)} looks like CSV, but is read as prose. To score the "
-                        "texts in it, give it a name that ends in .csv."
+                        f"warning: {spoken(file)} looks like CSV, but is read as prose: name it .csv."
                     )
                 carried = {"text": text} if args.keep_text else {}
                 yield Text(file, text, share=share, carried=carried)
@@ -243,9 +237,9 @@ def opened_text(name: str, encoding: str | None) -> Iterator[io.TextIOWrapper]:
             raise ValueError(f"{spoken(name)} is gzipped, but broken: {error}.") from None
         except (UnicodeError, LookupError) as error:
             advice = "" if encoding else " Pass its --encoding, such as cp1252."
+            reason = f"{getattr(error, 'reason', error)}.{advice}"
             raise ValueError(
-                f"{spoken(name)} is not {encoding or 'UTF-8'} text: "
-                f"{getattr(error, 'reason', error)}.{advice}"
+                f"{spoken(name)} is not {encoding or 'UTF-8'} text: {reason}"
             ) from None
 
 
@@ -253,16 +247,14 @@ def read_text(name: str, encoding: str | None) -> str:
     with opened_text(name, encoding) as file:
         text = file.read()
     if "\0" in text:
-        raise ValueError(
-            f"{spoken(name)} contains NUL characters, like a binary file. If it is a text, pass its "
-            "--encoding, such as utf-16-le."
-        )
+        advice = "If it is a text, pass its --encoding, such as utf-16-le."
+        raise ValueError(f"{spoken(name)} contains NUL characters, like a binary file. {advice}")
     return text
 
 
 def is_csv(text: str) -> bool:
     """Return whether a text begins with names of columns and rows of as many cells."""
-    names, *rows = csv.reader(text[:100_000].splitlines()[:20])
+    names, *rows = [*csv.reader(text[:100_000].splitlines()[:20])] or [[]]
     named = len(names) > 1 and all(re.fullmatch(r"[\w.-]+", name) for name in names)
     return named and len(rows) > 0 and all(len(row) == len(names) for row in rows)
 
@@ -299,17 +291,14 @@ def read_csv(name: str, encoding: str | None) -> Iterator[dict]:
             header = next(reader)
             for record in reader:
                 if len(record) > len(header):
-                    raise ValueError(
-                        f"{name} has {len(record)} fields in line {reader.line_num}, but "
-                        f"{len(header)} columns. Quote texts that contain {delimiter!r}."
-                    )
+                    raise csv.Error(f"{len(record)} fields for {len(header)} columns")
                 line = reader.line_num
                 if record:
                     yield dict(zip_longest(header, record))
         except csv.Error as error:
+            advice = f"Quote texts that contain {delimiter!r} or quotes, and double these."
             raise ValueError(
-                f"{name} could not be read as a table from line {line + 1} on: {error}. Quote texts "
-                "that contain quotes, and double these."
+                f"{name} is no table from line {line + 1} on: {error}. {advice}"
             ) from None
 
 
@@ -323,17 +312,10 @@ def read_json(name: str, encoding: str | None) -> Iterator[dict]:
         for number, line in enumerate(chain([first], lines), 1):
             try:
                 value = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(
-                    f"{name} could not be read as a table: object {number}: {error}."
-                ) from None
-            for row in value if isinstance(value, list) else [value]:
-                if not isinstance(row, dict):
-                    raise ValueError(
-                        f'{name}: object {number} must be a JSON object such as {{"text": "…"}}, got a '
-                        f"{type(row).__name__}."
-                    )
-                yield row
+                yield from map(dict, value if isinstance(value, list) else [value])
+            except (ValueError, TypeError) as error:
+                needed = 'must be a JSON object such as {"text": "…"}'
+                raise ValueError(f"{name}: object {number} {needed}: {error}.") from None
 
 
 def open_parquet(name: str) -> Table:
@@ -343,7 +325,7 @@ def open_parquet(name: str) -> Table:
     try:
         file = pyarrow.parquet.ParquetFile(name)
     except (pyarrow.ArrowException, OSError) as error:
-        raise ValueError(f"{name} could not be read as a table: {error}.") from None
+        raise ValueError(f"{name} is no table: {error}.") from None
 
     def rows(wanted: Sequence[str]) -> Iterator[dict]:
         for batch in file.iter_batches(1000, columns=list(wanted)):
@@ -376,7 +358,6 @@ def read_dataset(args: argparse.Namespace) -> Iterator[Text]:
         raise ValueError(f"--dataset={args.dataset} could not be loaded: {error}") from error
     select = rows.select_columns
     table = Table(name, rows.column_names, len(rows), lambda wanted: iter(select(wanted)))
-    check_column("--dataset", table, column)
     yield from read_rows(table, args, column=column)
 
 
@@ -398,13 +379,16 @@ def read_rows(
     """
     if not table.num_rows:
         raise ValueError(f"{table.name} has no rows.")
-    column = column or choose_column(table, args.text_column)
-    for option in COLUMNS[1:]:
-        check_column(spelled(option), table, getattr(args, option))
+    columns = f"the columns {', '.join(table.columns)} of {table.name}"
+    for option, wanted in [("dataset", column), *((name, getattr(args, name)) for name in COLUMNS)]:
+        if wanted is not None and wanted not in table.columns:
+            raise ValueError(f"{spelled(option)} must be one of {columns}, got {wanted!r}.")
+    column = column or args.text_column or ("text" if "text" in table.columns else None)
+    if column is None and len(table.columns) > 1:
+        raise ValueError(f"There is no 'text' among {columns}: pass one of them as --text-column.")
+    column = column or table.columns[0]
     if column == args.context_column:
-        raise ValueError(
-            f"--context-column must differ from the column of the texts, got {column!r}."
-        )
+        raise ValueError(f"--context-column must not be that of the texts, got {column!r}.")
     needed = [of for of in (column, args.context_column, args.words_column) if of]
     wanted = list(dict.fromkeys([*needed, args.id_column] if args.id_column else needed))
 
@@ -425,14 +409,12 @@ def read_rows(
                 words = read_words(cells[args.words_column], text)
                 if words is None:
                     error = (
-                        "--words-column must be words separated by spaces or |, or a list of words or of "
-                        f"ascending [start, end] pairs of characters, end exclusive, within the "
+                        "--words-column must be words, or ascending [start, end] pairs within the "
                         f"{len(text)} of the text, got {cells[args.words_column]!r:.80} in {place}."
                     )
             elif args.words and re.search(r"\w\|\w", text):
                 error = (
-                    f"{place} has | between its words. Put the regions into a column of their own, "
-                    "without | in the text, and name it by --words-column."
+                    f"{place} has | between words: put regions into a --words-column of their own."
                 )
             others = {of: cell for of, cell in row.items() if args.keep_text or of not in needed}
             yield Text(
@@ -450,41 +432,11 @@ def read_rows(
     yield from texts() if args.words_column else join_words(texts(), args)
 
 
-def choose_column(table: Table, wanted: str | None) -> str:
-    """Return the column of the texts: the given one, `text`, or the only one."""
-    columns = table.columns
-    if wanted is not None:
-        check_column("--text-column", table, wanted)
-        return wanted
-    if "text" in columns:
-        return "text"
-    if len(columns) > 1:
-        raise ValueError(
-            f"{table.name} has no column 'text': pass one of {', '.join(columns)} as --text-column."
-        )
-    if len(columns[0].split()) > 1 and table_format(table.name) == "csv":
-        say(
-            f"warning: the first line of {table.name}, {columns[0]!r:.80}, is used as a header and not "
-            "scored. If it is a text, insert a line 'text' before it."
-        )
-    return columns[0]
-
-
-def check_column(option: str, table: Table, wanted: str | None) -> None:
-    if wanted is not None and wanted not in table.columns:
-        raise ValueError(
-            f"{option} must be one of the columns {', '.join(table.columns)} of {table.name}, got "
-            f"{wanted!r}."
-        )
-
-
 def is_chat(value) -> bool:
     """Return whether a cell is a list of messages, each with a role and a content."""
-    return (
-        isinstance(value, list)
-        and len(value) > 0
-        and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in value)
-    )
+    messages = value if isinstance(value, list) else []
+    each = [isinstance(one, dict) and {"role", "content"} <= one.keys() for one in messages]
+    return any(each) and all(each)
 
 
 def without_none(value):
@@ -507,9 +459,8 @@ def join_words(texts: Iterator[Text], args: argparse.Namespace) -> Iterator[Text
         first = list(islice(texts, FEWEST_ROWS))
         if len(first) == FEWEST_ROWS and all(map(is_one_word, first)):
             say(
-                f"warning: {first[0].name} and the next rows hold one word each, which is scored "
-                "without the words before it. Pass --words, and the column that the words of a "
-                "sentence share as --id-column, to join them."
+                f"warning: {first[0].name} and the next rows hold one word each, scored without those "
+                "before it. To join them, pass --words, and the column that they share as --id-column."
             )
         yield from chain(first, texts)
         return
@@ -518,10 +469,8 @@ def join_words(texts: Iterator[Text], args: argparse.Namespace) -> Iterator[Text
         rows = list(group)
         has_word = any(map(is_one_word, rows))
         if has_word and name in seen:
-            raise ValueError(
-                f"rows of an item are not adjacent, such as row {rows[0].row} of {name!r}: sort the "
-                f"table by {args.id_column}, and by the position in it."
-            )
+            order = f"{args.id_column}, and by the position in it"
+            raise ValueError(f"Rows are apart from others of {name!r}: sort the table by {order}.")
         seen.add(name)
         if not has_word or len(rows) == 1:
             yield from rows
