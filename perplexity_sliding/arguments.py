@@ -311,7 +311,7 @@ ARGUMENTS = {
         "callable",
         Being("be callable", callable),
         None,
-        "called after every batch with an object that has the attributes `done` and `total` (tokens "
+        "called after every batch, in the place of a progress bar, with an object that has the attributes `done` and `total` (tokens "
         "read by the model) and `perplexity` (so far). An exception raised by the callback ends the run; added texts are kept. If the callback has a method `status`, it is "
         "called with the name of each step before the first batch; a method `resumed`, with the "
         "numbers of tokens that a checkpoint has and of all.",
@@ -323,8 +323,7 @@ ARGUMENTS = {
         ),
         None,
         "path of a SQLite file that stores the scores of finished passes. Repeating an interrupted "
-        "call with the same file resumes it, with the same result. Calls with another stride, window "
-        "or protocol over the same texts reuse the stored passes that they share.",
+        "call with the same file resumes it, with the same result.",
         "store finished passes, and resume from them",
         "FILE",
         group="run",

@@ -91,7 +91,7 @@ def test_texts_finished_before_count_in_another_company_and_order(metric, argume
     ],
     ids=str,
 )
-def test_another_measurement_takes_what_it_shares(metric, arguments, path, change):
+def test_another_measurement_is_its_own(metric, arguments, path, change):
     metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
     changed = arguments | change
     expected = metric.compute(predictions=TEXTS, **changed)
@@ -100,20 +100,6 @@ def test_another_measurement_takes_what_it_shares(metric, arguments, path, chang
     for name in ("total_nll", "num_tokens", "num_windows", "num_forward_tokens"):
         assert result[name] == pytest.approx(expected[name], rel=1e-6)
     assert result["signature"] == expected["signature"]
-
-
-def test_a_list_of_strides_leaves_nothing_to_do_for_each_of_them(metric, arguments, path):
-    strides = [8, 4, 2]
-    metric.compute(predictions=TEXTS, checkpoint=path, **(arguments | {"stride": strides}))
-    for stride in strides:
-        alone = arguments | {"stride": stride}
-        progress = []
-        result = metric.compute(
-            predictions=TEXTS, checkpoint=path, callback=progress.append, **alone
-        )
-        assert progress == []
-        expected = metric.compute(predictions=TEXTS, **alone)
-        assert result["total_nll"] == pytest.approx(expected["total_nll"], rel=1e-6)
 
 
 @pytest.mark.parametrize("what", ["model", "dtype", "text"])

@@ -258,7 +258,7 @@ def score_carried(
     scorer = CarryingScorer(model, reader, measures, memory, session.batch_size, work.texts)
     # Keys of deeper layers depend on where the segments before were cut.
     key_prefix = f"carry {memory},{plan.stride},{plan.start},{plan.start_id}/"
-    return work, session.run(scorer, work, [model], measures, key_prefix)
+    return work, session.run(scorer, work, key_prefix)
 
 
 def plan_segments(num_tokens: int, plan: Plan, memory: int | None) -> Iterator[Window]:
@@ -299,7 +299,7 @@ class CarryingScorer:
         batch_size: int,
         texts: Sequence[range],
     ) -> None:
-        self.model = model
+        self.model, self.models = model, [model]
         self.reader = reader
         self.measures = measures
         self.memory = memory

@@ -1,16 +1,14 @@
 """Checkpoints: scores of finished passes in a SQLite file, so that a killed run can be resumed.
 
 Every batch is one transaction: the file has whole batches whenever the process dies.  The key of a
-score is the model's signature and probe, the text's hash, and the tokens that the pass reads.  Another
-model, dtype or text never matches; another stride, window or protocol over the same text reuses the
-scores.  Several runs may share a file.
+score is the model's signature and probe, the text's hash, and the tokens that the pass reads and
+scores.  Another model, dtype or text never matches.  Several runs may share a file.
 """
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -35,14 +33,6 @@ CREATE TABLE IF NOT EXISTS scores (
 NO_START_TOKEN = -1
 
 
-class StoredPass(NamedTuple):
-    """Scores of a pass of an earlier run, and the ranges of its targets as text."""
-
-    end: int
-    ranges: str
-    columns: Columns
-
-
 class Checkpoint:
     """Scores of passes under one model.
 
@@ -59,7 +49,6 @@ class Checkpoint:
         self.names: dict[str, str] = {}  # stored name of each wanted column
         # description and probe of the models that each wanted column depends on
         self.identities: dict[str, list[tuple[str, float]]] = {}
-        self.prefixes_agree = True
         with self._explaining():
             self.connection = sqlite3.connect(self.path, timeout=WAIT_S, isolation_level=None)
             [tables] = self.connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
@@ -90,10 +79,6 @@ class Checkpoint:
                 identities.append((describe_model(scored), scored.probe))
         digests = [digest_of_line(description) for description, _ in identities]
         self.model = digests[0]
-        self.prefixes_agree = all(scored.prefixes_agree for scored in models)
-        if not self.prefixes_agree:
-            # A run with shorter windows does not see that their length matters.
-            key_prefix += "whole passes/"
         self.names, self.identities = {}, {}
         for measure in measures:
             beside = "".join(f"{digest}/" for digest in digests[1 : measure.num_models])
@@ -101,71 +86,45 @@ class Checkpoint:
                 self.names[name] = f"{key_prefix}{beside}{measure.key}/{name}"
                 self.identities[name] = identities[: measure.num_models]
 
-    def load(self, wanted: Sequence[tuple[str, Pass]]) -> dict[int, Columns]:
-        """Return the scores of the passes that earlier runs have finished, by place.
-
-        A pass may be put together from several stored ones that begin at the same token.
+    def load(self, wanted: Mapping[int, tuple[str, Pass]]) -> dict[int, Columns]:
+        """Return the scores of the passes that earlier runs have finished, by number.
 
         Args:
-            wanted: (hash of the text, pass).
+            wanted: (hash of the text, pass) by number.
         """
-        stored = {text: self._read_text(text) for text in {text for text, _ in wanted}}
-        finished = {}
-        for place, (text, pass_) in enumerate(wanted):
-            own = pass_.end, ranges_as_text(pass_)
-            usable = [
-                one
-                for one in stored[text].get(start_of(pass_), ())
-                if (self.prefixes_agree or one.end == pass_.end)
-                and self.names.keys() <= one.columns.keys()
-            ]
-            if not usable:
-                continue
-            # first the pass itself, whose scores are rounded as they were
-            usable.sort(key=lambda one: (one.end, one.ranges) != own)
-            targets, first_places = np.unique(
-                np.concatenate([targets_of(one.ranges) for one in usable]), return_index=True
-            )
-            needed = targets_of(own[1])
-            if np.isin(needed, targets).all():
-                places = first_places[np.searchsorted(targets, needed)]
-                finished[place] = {
-                    name: np.concatenate([one.columns[name] for one in usable])[places]
-                    for name in self.names
-                }
-        return finished
+        stored = {text: self._read_text(text) for text in {text for text, _ in wanted.values()}}
+        found = {n: stored[text].get(key_of(pass_), {}) for n, (text, pass_) in wanted.items()}
+        return {n: columns for n, columns in found.items() if columns.keys() == self.names.keys()}
 
-    def save(self, scores: Iterable[tuple[str, Pass, Columns]]) -> None:
-        """Store the passes of a batch, all of them or none."""
-        rows = []
-        for text, pass_, columns in scores:
-            key = self.model, text, *start_of(pass_), pass_.end, ranges_as_text(pass_)
-            for name, values in columns.items():
-                probes = " ".join(repr(probe) for _, probe in self.identities[name])
-                dtype = f"{values.shape[1:]}{values.dtype.str}"  # of a target's value, or its row
-                packed = np.ascontiguousarray(values).tobytes()
-                rows.append((*key, self.names[name], probes, dtype, packed))
-        with self._explaining(), self._writing():
-            marks = ", ".join("?" * 10)
-            self.connection.executemany(f"INSERT OR REPLACE INTO scores VALUES ({marks})", rows)
-
-    def _read_text(self, text: str) -> dict[tuple[int, int], list[StoredPass]]:
-        """Return the stored passes over a text, by the first token that they read and their start token."""
+    def _read_text(self, text: str) -> dict[tuple, Columns]:
+        """Return the stored columns of the passes over a text."""
         marks = ", ".join("?" * len(self.names))
         query = f"SELECT * FROM scores WHERE model = ? AND text = ? AND name IN ({marks})"
         with self._explaining():
             found = self.connection.execute(query, (self.model, text, *self.names.values()))
             rows = found.fetchall()
         column_of = {stored: column for column, stored in self.names.items()}
-        passes: dict[tuple, dict[tuple, StoredPass]] = {}
-        for _, _, begin, start, end, ranges, name, probes, dtype, scores in rows:
+        passes: dict[tuple, Columns] = {}
+        for _, _, *key, name, probes, dtype, scores in rows:
             column = column_of[name]
             measured = zip(probes.split(), self.identities[column])
             if all(same_probe(float(old), new, line) for old, (line, new) in measured):
-                stored = passes.setdefault((begin, start), {})
-                one = stored.setdefault((end, ranges), StoredPass(end, ranges, {}))
-                one.columns[column] = np.frombuffer(scores, dtype)
-        return {key: list(stored.values()) for key, stored in passes.items()}
+                passes.setdefault(tuple(key), {})[column] = np.frombuffer(scores, dtype)
+        return passes
+
+    def save(self, scores: Iterable[tuple[str, Pass, Columns]]) -> None:
+        """Store the passes of a batch, all of them or none."""
+        rows = []
+        for text, pass_, columns in scores:
+            for name, values in columns.items():
+                probes = " ".join(repr(probe) for _, probe in self.identities[name])
+                dtype = f"{values.shape[1:]}{values.dtype.str}"  # of a target's value, or its row
+                packed = np.ascontiguousarray(values).tobytes()
+                key = self.model, text, *key_of(pass_), self.names[name]
+                rows.append((*key, probes, dtype, packed))
+        with self._explaining(), self._writing():
+            marks = ", ".join("?" * 10)
+            self.connection.executemany(f"INSERT OR REPLACE INTO scores VALUES ({marks})", rows)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -199,15 +158,8 @@ def open_checkpoint(path: str | Path | None) -> Iterator[Checkpoint | None]:
         yield checkpoint
 
 
-def start_of(pass_: Pass) -> tuple[int, int]:
-    """Return the first token that a pass reads, and its start token."""
-    return pass_.begin, NO_START_TOKEN if pass_.start_token is None else pass_.start_token
-
-
-def ranges_as_text(pass_: Pass) -> str:
-    return ",".join(f"{first}-{end}" for first, end in pass_.targets)
-
-
-def targets_of(ranges: str) -> np.ndarray:
-    spans = (map(int, span.split("-")) for span in ranges.split(","))
-    return np.concatenate([np.arange(first, end) for first, end in spans])
+def key_of(pass_: Pass) -> tuple:
+    """Return the first token that a pass reads, its start token, its end and its targets."""
+    start_token = NO_START_TOKEN if pass_.start_token is None else pass_.start_token
+    targets = ",".join(f"{first}-{end}" for first, end in pass_.targets)
+    return pass_.begin, start_token, pass_.end, targets

@@ -338,7 +338,7 @@ class ServedScorer:
     def __init__(
         self, model: ServedModel, measures: Sequence[Measure], batch_size: int, batch_tokens: int
     ) -> None:
-        self.model = model
+        self.model, self.models, self.measures = model, [model], measures
         self.batch_size, self.batch_tokens = batch_size, batch_tokens
         self.columns = [name for measure in measures for name in measure.columns]
         for column in self.columns:

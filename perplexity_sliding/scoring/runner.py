@@ -307,21 +307,13 @@ class Session:
             scorer = ServedScorer(models[0], measures, self.batch_size, batch_tokens)
         else:
             scorer = Scorer(models, measures, batch_tokens)
-        return work, self.run(scorer, work, models, measures)
+        return work, self.run(scorer, work)
 
-    def run(
-        self,
-        scorer: Any,
-        work: Work,
-        models: Sequence[ScoredModel],
-        measures: Sequence[Measure],
-        key_prefix: str = "",
-    ) -> list[Columns]:
-        """Return the scores of every pass, in all processes.
+    def run(self, scorer: Any, work: Work, key_prefix: str = "") -> list[Columns]:
+        """Return the scores of every pass, in all processes, which must have the same work.
 
         Args:
             scorer: `Scorer` or one of its kind.
-            models, measures: of the scorer; all processes must have the same.
             key_prefix: identifies everything but the input tokens that the scores depend on.
         """
         digests = [stream.digest for stream in work.streams]
@@ -329,32 +321,29 @@ class Session:
         def describe() -> str:
             signatures = [
                 describe_measurement(model, measurement.signature_fields(), words_given=False)
-                for model in models
+                for model in scorer.models
                 for measurement in work.measurements
             ]
             lines = [signature["signature"] for signature in signatures]
             # A chat template may write another text in each process, such as the time.
             passes = digest_of([digests, work.passes])
-            return repr((key_prefix, lines, [measure.key for measure in measures], passes))
+            return repr((key_prefix, lines, [measure.key for measure in scorer.measures], passes))
 
         self.processes.agree(
             describe,
             "model, settings and tokens",
             "Pass the same models, tokenizers, chat templates and arguments to every process.",
         )
-        finished: dict[int, Columns] = {}
+        share = work.share(self.processes)
+        scores: dict[int, Columns] = {}
         if self.checkpoint is not None:
-            self.checkpoint.use(models, measures, key_prefix)
-            finished = self.checkpoint.load([(digests[one.stream], one) for one in work.passes])
-        # Each process may have a checkpoint of its own: the first that has a pass hands it over.
-        holders: dict[int, int] = {}
-        for rank, numbers in enumerate(self.processes.exchange(list(finished))):
-            for number in numbers:
-                holders.setdefault(number, rank)
-        rank = self.processes.rank
-        scores = {number: finished[number] for number in finished if holders[number] == rank}
+            self.checkpoint.use(scorer.models, scorer.measures, key_prefix)
+            passes = {number: work.passes[number] for number in share}
+            scores = self.checkpoint.load(
+                {n: (digests[one.stream], one) for n, one in passes.items()}
+            )
         try:
-            self._score_share(scorer, work, scores, holders.keys())
+            self._score_share(scorer, work, share, scores)
         except Exception as error:
             self.processes.announce(error)
             raise
@@ -362,14 +351,9 @@ class Session:
         return [gathered[number] for number in range(len(work.passes))]
 
     def _score_share(
-        self, scorer: Any, work: Work, scores: dict[int, Columns], known: Set[int]
+        self, scorer: Any, work: Work, share: Sequence[int], scores: dict[int, Columns]
     ) -> None:
-        """Score this process's passes into `scores`, longest first, and show progress.
-
-        Args:
-            known: passes that one of the processes has the scores of.
-        """
-        share = work.share(self.processes)
+        """Score the passes of this process that are not in `scores` yet, and show progress."""
         total = sum(work.costs[number] for number in share)
         done, nll_sum, num_scored = 0, 0.0, 0
 
@@ -391,11 +375,12 @@ class Session:
             with np.errstate(over="ignore"):
                 return float(np.exp(nll_sum / num_scored)) if num_scored else math.nan
 
-        count([number for number in share if number in known])
+        finished = list(scores)
+        count(finished)
         if done and (resumed := getattr(self.callback, "resumed", None)):
             resumed(done, total)
         with self._bar(total=total, initial=done, unit="token", desc="Scoring") as bar:
-            for numbers, batch in score_passes(scorer, work, share, known):
+            for numbers, batch in score_passes(scorer, work, share, set(finished)):
                 check_scores(work, numbers, batch)
                 scores.update(zip(numbers, batch))
                 before, perplexity = done, count(numbers)
@@ -409,16 +394,18 @@ class Session:
                     self.callback(Progress(done, total, perplexity))
 
 
-def score_passes(scorer: Any, work: Work, share: Sequence[int], known: Set[int]) -> Scored:
-    """Score the passes of a share that are not known, those that have a context in common first."""
+def score_passes(scorer: Any, work: Work, share: Sequence[int], finished: Set[int]) -> Scored:
+    """Score the other passes of a share, those that have a context in common first."""
     mine, after_prefix, streams = set(share), set(), []
     for group in work.shared:
         numbers = [number for number in group.numbers if number in mine]
         after_prefix.update(numbers)
-        if unknown := [number for number in numbers if number not in known]:
-            streams.append(scorer.score_after_prefix(work.row, unknown, work.lengths, group.length))
+        if unfinished := [number for number in numbers if number not in finished]:
+            streams.append(
+                scorer.score_after_prefix(work.row, unfinished, work.lengths, group.length)
+            )
     alone = [number for number in share if number not in after_prefix]
-    streams.append(scorer.score(work.row, alone, work.lengths, known))
+    streams.append(scorer.score(work.row, alone, work.lengths, finished))
     try:
         yield from chain.from_iterable(streams)
     except PassError as error:
