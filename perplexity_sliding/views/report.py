@@ -354,10 +354,11 @@ def texts_as_read(
             "`texts` must be the ones that `results` are of, in their order: these have another digest."
         )
     for whole, tokens in zip(wholes, scores):
-        if max((offset[1] for offset in tokens["offsets"] if offset), default=0) > len(whole):
+        reach = max((offset[1] for offset in tokens["offsets"] if offset), default=0)
+        if reach > len(whole):
             raise ValueError(
                 "`texts` must be the ones that `results` are of, with the `contexts` before them: tokens "
-                "reach beyond their end."
+                f"reach to character {reach}, but there are {len(whole)}."
             )
     begins = [0] * len(wholes)
     if contexts is not None:
