@@ -100,15 +100,10 @@ def test_a_path_as_model_id(metric, folder):
     assert metric.compute(**(given | paths))["perplexity"] == by_name
 
 
-PIPELINE = [[{"generated_text": "w5 w6"}], [{"generated_text": "w7"}]]
-
-
 @pytest.mark.parametrize(
     ("arguments", "error", "advice"),
     [
         ({"predictions": datasets.Dataset.from_dict({"text": TEXTS})}, TypeError, "predictions=table\\['text'\\]"),
-        ({"predictions": PIPELINE}, TypeError, r"pipeline returns. Pass \[row\[0\]\['generated_text'\]"),
-        ({"predictions": [row[0] for row in PIPELINE]}, TypeError, "what a pipeline returns"),
         ({"model": "gpt2"}, TypeError, "got the name 'gpt2'. Pass it as `model_id`"),
         ({"model": Path("gpt2")}, TypeError, "got the name 'gpt2'. Pass it as `model_id`"),
         ({"data": TEXTS}, TypeError, "Did you mean `predictions`"),

@@ -9,17 +9,15 @@ import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
-from tokenizers import Regex, Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Split
-from transformers import BatchEncoding, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from ..arguments import check_contexts, check_spans, runs_together
 from ..digests import as_json, digest_of
-from ..errors import ArgumentError, ArgumentTypeError, TextsError, Wording, name_positions
+from ..errors import ArgumentError, TextsError, Wording, name_positions
 from ..protocols import Protocol
 from .tokenization import (
     Chat,
@@ -35,13 +33,11 @@ from .tokenization import (
 )
 from .windows import Plan, Window, last_window, restrict_windows
 
-# Marks the model's output in a template.
-GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
-# A tokenizer whose tokens are characters.
-CHARACTERS = Tokenizer(WordLevel({"": 0}, unk_token=""))
-CHARACTERS.pre_tokenizer = Split(Regex(r"[\s\S]"), "isolated")
-# Writes two characters; the line then ends for the template that follows, but not in the text.
-TWO_BEFORE = "{% if true %}**{% endif %}\n"
+# The tags around the model's output in a template, with their control of white space.
+BEGIN = re.compile(r"\{%(-?)\s*generation\s*(-?)%\}")
+END = re.compile(r"\{%(-?)\s*endgeneration\s*(-?)%\}")
+# Stands for a tag in a formatted chat; no text contains it.
+NONCHARACTER = "\ufdd0"
 HOW_TO_MARK = "Mark the assistant's turns in the template with {% generation %}"
 
 
@@ -67,7 +63,6 @@ class Parts:
     template: str = ""
 
     def describe(self) -> str:
-        """Return the kind of parts."""
         if self.chats is not None:
             return "messages"
         return "texts after `contexts`" if self.spans is None else "`score_spans`"
@@ -89,14 +84,11 @@ class Parts:
         """Describe each text and its scored part on one line."""
         if self.chats is not None:
             return [as_json([dict(message) for message in chat]) for chat in self.chats]
-        return [
-            json.dumps([part, text]) for part, text in zip(self.contexts or self.spans or (), texts)
-        ]
+        parts = self.contexts or self.spans or ()
+        return [json.dumps([part, text]) for part, text in zip(parts, texts)]
 
     def as_read(self, texts: Sequence[str], streams: Sequence[TokenizedText]) -> "Parts":
-        """Return the parts for a second model, which must read the same text as the first.
-
-        Its own chat template could produce a different text.
+        """Return the parts for a second model, whose template could format chats differently.
 
         Args:
             texts, streams: result of `read_parts` for the first model.
@@ -125,10 +117,8 @@ def check_parts(
     if contexts is not None and joined:
         first = contexts[joined[0]][-10:] + texts[joined[0]][:10]
         warnings.warn(
-            Wording(
-                f"Texts run together with their `contexts` at {name_positions(joined)} (first: "
-                f"{first!r}). Begin the texts with a space if it is missing."
-            ),
+            f"Texts run together with their `contexts` at {name_positions(joined)} (first: {first!r}). "
+            "Begin the texts with a space if it is missing.",
             stacklevel=2,
         )
     return Parts(contexts, spans, chats, boundary=boundary)
@@ -211,7 +201,6 @@ def find_part(text: str, offsets: np.ndarray, spans: Iterable[Range]) -> ScoredP
 def tokenize_apart(
     tokenizer: PreTrainedTokenizerBase, contexts: Sequence[str], texts: Sequence[str]
 ) -> list[TokenizedText]:
-    """Tokenize contexts and texts separately, and concatenate their tokens."""
     before = tokenize(tokenizer, list(contexts), with_offsets=True)
     after = tokenize(tokenizer, list(texts), with_offsets=True)
     streams = []
@@ -291,14 +280,6 @@ def separate_chats(predictions: Any) -> tuple[Any, list[Chat] | None]:
     """
     if isinstance(predictions, str) or not isinstance(predictions, Sequence):
         return predictions, None
-    rows = [value[0] if is_chat(value) else value for value in predictions]
-    if any(isinstance(row, Mapping) and "generated_text" in row for row in rows):
-        raise ArgumentTypeError(
-            "predictions",
-            "be a list of strings or of chats",
-            got="what a pipeline returns",
-            advice="Pass [row[0]['generated_text'] for row in outputs].",
-        )
     chats = [value for value in predictions if is_chat(value)]
     if not chats:
         return predictions, None
@@ -324,7 +305,6 @@ def separate_chats(predictions: Any) -> tuple[Any, list[Chat] | None]:
 
 
 def is_chat(value: object) -> bool:
-    """Return whether a value is a list of messages."""
     return (
         not isinstance(value, str)
         and isinstance(value, Sequence)
@@ -354,34 +334,22 @@ def read_chats(
             advice="Use a model with a template, set the tokenizer's attribute `chat_template`, or pass "
             "texts and `contexts`.",
         )
-    unspoken = [n for n, chat in enumerate(chats) if all(m["role"] != "assistant" for m in chat)]
-    if unspoken:
-        raise TextsError(
-            "predictions",
-            "be chats with a message of the role 'assistant', which is scored",
-            got="none",
-            positions=unspoken,
-        )
     texts = [write(tokenizer, chat, number) for number, chat in enumerate(chats)]
     template = template if isinstance(template, str) else template.get("default", "")
-    if GENERATION_MARK.search(template):
+    if BEGIN.search(template):
         spans = [marked_spans(tokenizer, template, chat) for chat in chats]
     else:
         spans = find_turns(tokenizer, chats, texts)
     special = special_ids(tokenizer)
-    streams = [_without_ends(s, special) for s in read_spans(tokenizer, texts, spans)]
-    silent = [
-        number
-        for number, (text, stream) in enumerate(zip(texts, streams))
-        if not stream.scored_part.of(text).strip()
-    ]
-    if silent:
+    streams = [without_ends(s, special) for s in read_spans(tokenizer, texts, spans)]
+    parts = [stream.scored_part.of(text).strip() for text, stream in zip(texts, streams)]
+    if "" in parts:
         raise TextsError(
             "predictions",
-            "be chats with words of the assistant",
-            got="only empty turns",
+            "be chats with words of the role 'assistant', which are scored",
+            got="none",
+            positions=[number for number, part in enumerate(parts) if not part],
             advice="Remove them.",
-            positions=silent,
         )
     return texts, streams
 
@@ -425,43 +393,32 @@ def find_turns(
     """
     spans: list[list[Range]] = [[] for _ in chats]
     headers: dict[int, str] = {}
-    for number, turn, message in (
-        (number, turn, message)
-        for number, chat in enumerate(chats)
-        for turn, message in enumerate(chat)
-        if message["role"] == "assistant"
-    ):
-        chat, text = chats[number], texts[number]
-        before = write(tokenizer, chat[:turn], number, prompts=True)
-        after = write(tokenizer, chat[: turn + 1], number).rstrip()
-        goes_on = after.startswith(before) or after == before.rstrip()  # an empty turn
-        if not (goes_on and text.startswith(after)):
-            raise TextsError(
-                "predictions",
-                "be chats whose beginnings the tokenizer's template formats like the whole, but it "
-                f"formats the chat at position {number} up to its message {turn} differently",
-                advice=f"{HOW_TO_MARK}, or pass texts and `contexts`.",
-                positions=[number],
-            )
-        said, words = after[len(before) :], message["content"].strip()
-        if said:
-            spans[number].append((len(before), len(after)))
-        if words and words in said and before == write(tokenizer, chat[:turn], number):
-            # no prompt: the header of the role may be in the turn, or that of the next one, always
-            header, _, tail = said.partition(words)
-            if not header.strip() and turn == len(chat) - 1:
-                longer = [*chat, {"role": "user", "content": words}]
-                following = write(tokenizer, longer, number)[len(before) :].partition(words)[2]
-                header = "" if following.startswith(tail) else tail
-            if header.strip():
-                headers.setdefault(number, header.strip())
+    for number, (chat, text) in enumerate(zip(chats, texts)):
+        for turn, message in enumerate(chat):
+            if message["role"] != "assistant":
+                continue
+            before = write(tokenizer, chat[:turn], number, prompts=True)
+            after = write(tokenizer, chat[: turn + 1], number).rstrip()
+            goes_on = after.startswith(before) or after == before.rstrip()  # an empty turn
+            if not (goes_on and text.startswith(after)):
+                raise TextsError(
+                    "predictions",
+                    "be chats whose beginnings the tokenizer's template formats like the whole, but "
+                    f"it formats the chat at position {number} up to its message {turn} differently",
+                    advice=f"{HOW_TO_MARK}, or pass texts and `contexts`.",
+                    positions=[number],
+                )
+            said, words = after[len(before) :], message["content"].strip()
+            if said:
+                spans[number].append((len(before), len(after)))
+            header = said[: said.find(words)].strip() if words in said else ""
+            if header and before == write(tokenizer, chat[:turn], number):
+                headers.setdefault(number, header)
     if headers:
         warnings.warn(
-            Wording(
-                "The chat template ignores `add_generation_prompt` and writes "
-                f"{next(iter(headers.values()))!r} into the assistant's turns, where it is scored, in "
-                f"the chats at {name_positions(sorted(headers))}. {HOW_TO_MARK}."
-            ),
+            "The chat template ignores `add_generation_prompt` and writes "
+            f"{next(iter(headers.values()))!r} into the assistant's turns, where it is scored, in the "
+            f"chats at {name_positions(sorted(headers))}. {HOW_TO_MARK}.",
             stacklevel=2,
         )
     return spans
@@ -470,29 +427,18 @@ def find_turns(
 def marked_spans(tokenizer: PreTrainedTokenizerBase, template: str, chat: Chat) -> list[Range]:
     """Find the characters that a template marks with `{% generation %}`.
 
-    transformers converts them to tokens, and before 5.24 it loses those that begin or end with white space
-    that the tokenizer drops; so it is given the characters as tokens.  It also errs at the first token.
+    The mask of transformers is of tokens; before 5.24 it lacks some next to white space.
     """
-
-    def read_characters(_: object, text: str, **__: object) -> BatchEncoding:
-        encoding = CHARACTERS.encode(text)
-        return BatchEncoding({"input_ids": encoding.ids}, encoding)
-
-    kind = type(tokenizer)
-    reader: Any = object.__new__(type(kind.__name__, (kind,), {"__call__": read_characters}))
-    vars(reader).update(vars(tokenizer))
-    encoded = reader.apply_chat_template(
-        [dict(message) for message in chat],
-        chat_template=TWO_BEFORE + template,
-        tokenize=True,
-        return_dict=True,
-        return_assistant_tokens_mask=True,
-    )
-    edges = np.flatnonzero(np.diff([0, *encoded["assistant_masks"][2:], 0])).tolist()
-    return list(zip(edges[::2], edges[1::2]))
+    mark = "{% if true %}" + NONCHARACTER + "{% endif %}"
+    template = BEGIN.sub(mark.replace("{%", r"{%\1", 1) + r"{% generation \2%}", template)
+    template = END.sub(r"{%\1 endgeneration %}" + mark[:-2] + r"\2%}", template)
+    messages = [dict(message) for message in chat]
+    text: Any = tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False)
+    edges = list(accumulate(map(len, text.split(NONCHARACTER))))
+    return [span for span in zip(edges[::2], edges[1::2]) if span[0] < span[1]]
 
 
-def _without_ends(stream: TokenizedText, special: set[int]) -> TokenizedText:
+def without_ends(stream: TokenizedText, special: set[int]) -> TokenizedText:
     """Exclude the special tokens at the end of each turn from the scored characters."""
     spans = []
     part, offsets = stream.scored_part, stream.known_offsets
