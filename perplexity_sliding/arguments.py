@@ -146,13 +146,10 @@ class Argument:
     """An argument of `compute`.
 
     Attributes:
-        type: its type in the documentation.
+        type, help: its type and its description in the documentation.
+        option, metavar, group: the help text of its command-line option, if it has one, the name of
+            the option's value (None if it has no value), and the group in the help.
         kind: its allowed values; None is also allowed if it is the default.
-        default: its default value.
-        help: its documentation.
-        option: the help text of its command-line option; None if there is no such option.
-        metavar: the name of the option's value in the help.
-        group: the option's group in the help.
         is_setting: whether measurements of one call may differ in it; see `Setting`.
         in_signature: whether the signature names it, where it is given, by its own name.
         excludes: arguments, and forms of arguments, with which it must be left out.
@@ -160,12 +157,12 @@ class Argument:
     """
 
     type: str
-    kind: Anything | WholeNumber | WholeNumbers | Choice | Being | Number
-    default: object
     help: str
     option: str | None = None
-    metavar: str | None = None
+    metavar: str | None = "NAME"
     group: Literal["measure", "models", "reference", "run", "words"] | None = None
+    kind: Anything | WholeNumber | WholeNumbers | Choice | Being | Number = Anything()
+    default: object = None
     is_setting: bool = False
     in_signature: bool = False
     excludes: tuple[str, ...] = ()
@@ -184,228 +181,203 @@ _PROTOCOLS = ", ".join(
 ARGUMENTS = {
     "predictions": Argument(
         "list of str",
-        Anything(),
-        REQUIRED,
         "texts; or chats, each a list of messages (dicts with role and content). Chats are formatted "
         "by the tokenizer's chat template, and only the assistant's messages are scored.",
+        default=REQUIRED,
     ),
     "model_id": Argument(
         "str",
-        Anything(),
-        None,
         "name of a causal language model on the Hub, path of a folder or a GGUF file, or address of "
         'a server such as vLLM\'s, "http://host:8000/v1". It can also be the configuration name: '
         '`evaluate.load("user/perplexity_sliding", "openai-community/gpt2")`.',
         "Hub name, folder, URL or .gguf; default: bundled",
-        "NAME",
         group="models",
     ),
     "batch_size": Argument(
         "int",
-        WholeNumber(1),
-        16,
         "number of full windows per forward pass; shorter windows fit in larger numbers. On a CPU, "
         "where large passes are slow, a pass is limited to 1,024 tokens, or one window if longer.",
         "windows per forward pass; default: 16",
-        "N",
+        metavar="N",
         group="run",
+        kind=WholeNumber(1),
+        default=16,
     ),
     "add_start_token": Argument(
         "bool or str",
-        Choice((True, False, "once", "every")),
-        True,
         'whether to score the first token too, given the tokenizer\'s start token. "once" prepends '
         'the start token to the text, "every" to each window, where it occupies one position. True '
         'means "every" if the tokenizer itself prepends a start token when it encodes, else "once".',
         "score the first token: true, false, once, every",
-        "CHOICE",
+        metavar="CHOICE",
         group="measure",
+        kind=Choice((True, False, "once", "every")),
+        default=True,
         is_setting=True,
     ),
     "device": Argument(
         "str",
-        Anything(),
-        None,
         '"cpu", "gpu", "cuda", "cuda:1" or "mps"; an accelerator by default, if available.',
         "cpu, cuda, cuda:1, mps; default: an accelerator",
-        "NAME",
         group="models",
     ),
     "max_length": Argument(
         "int or list of int",
-        WholeNumber(2, several=True),
-        None,
         "window length in tokens; the model's limit by default.",
         "window length in tokens; default: model's limit",
-        "L,...",
+        metavar="L,...",
         group="measure",
+        kind=WholeNumber(2, several=True),
         is_setting=True,
     ),
     "stride": Argument(
         "int or list of int",
-        WholeNumber(1, several=True),
-        None,
         "tokens by which the window moves, from 1 to `max_length`; half the window by default. A "
         "smaller stride gives each token more context and takes longer.",
         "tokens between window starts, 1 to L; default: L/2",
-        "S,...",
+        metavar="S,...",
         group="measure",
+        kind=WholeNumber(1, several=True),
         is_setting=True,
     ),
     "model": Argument(
         "torch.nn.Module or vllm.LLM",
-        Anything(),
-        None,
         "a live model, instead of `model_id`; its state is restored afterwards.",
     ),
     "tokenizer": Argument(
         "PreTrainedTokenizerBase",
-        Anything(),
-        None,
         "the tokenizer of `model`, or a replacement for that of `model_id`, which is loaded with the "
         "revision, token and similar arguments of the model.",
         "name or folder; default: that of the model",
-        "NAME",
         group="models",
     ),
     "dtype": Argument(
         "str or torch.dtype",
-        Anything(),
-        None,
         'dtype of the loaded weights: "float32" (the default), "bfloat16", "float16", or "auto" for '
         "the dtype of the checkpoint.",
         "float32 (default), bfloat16, float16, auto",
-        "NAME",
         group="models",
     ),
     "model_kwargs": Argument(
         "dict",
-        Anything("JSON"),
-        None,
         "additional arguments of the model's `from_pretrained`: revision, device_map, "
         "quantization_config, token, attn_implementation, trust_remote_code, …",
         'for from_pretrained: \'{"revision": "main"}\'',
-        "JSON",
+        metavar="JSON",
         group="models",
+        kind=Anything("JSON"),
     ),
     "return_token_scores": Argument(
         "bool or list of str",
-        Anything(),
-        False,
         'also return the score of every token. A list selects additional columns: "rank", "entropy", '
         'and for example "top5" for the rank and the five most likely tokens.',
+        default=False,
     ),
     "protocol": Argument(
         "str or list of str",
-        Anything("names"),
-        DEFAULT_PROTOCOL,
         f'evaluation protocol: {_PROTOCOLS}; or "all". If `protocol`, `max_length` or `stride` is a '
         "list, every combination is measured and shared forward passes run once: see "
         "`measurements`.",
         f"{', '.join(PROTOCOLS)}; several, or all",
-        "NAME,...",
+        metavar="NAME,...",
         group="measure",
+        kind=Anything("names"),
+        default=DEFAULT_PROTOCOL,
         is_setting=True,
     ),
     "callback": Argument(
         "callable",
-        Being("be callable", callable),
-        None,
-        "called after every batch, in the place of a progress bar, with an object that has the attributes `done` and `total` (tokens "
+        "called after every batch with an object that has the attributes `done` and `total` (tokens "
         "read by the model) and `perplexity` (so far). An exception raised by the callback ends the run; added texts are kept. If the callback has a method `status`, it is "
         "called with the name of each step before the first batch; a method `resumed`, with the "
         "numbers of tokens that a checkpoint has and of all.",
+        kind=Being("be callable", callable),
     ),
     "checkpoint": Argument(
         "str",
-        Being(
-            "be the path of a file", lambda path: isinstance(path, str | PathLike) and path != ""
-        ),
-        None,
         "path of a SQLite file that stores the scores of finished passes. Repeating an interrupted "
         "call with the same file resumes it, with the same result.",
         "store finished passes, and resume from them",
-        "FILE",
+        metavar="FILE",
         group="run",
+        kind=Being(
+            "be the path of a file", lambda path: isinstance(path, str | PathLike) and path != ""
+        ),
     ),
     "identify": Argument(
         "bool",
-        Choice((True, False)),
-        False,
         "digest a live model and its tokenizer, whose signature says `live` otherwise, and add the "
         "probe, the mean nll of a fixed random text, to the result. `checkpoint` does so by itself.",
+        kind=Choice((True, False)),
+        default=False,
     ),
     "distributed": Argument(
         "bool",
-        Choice((True, False)),
-        False,
         "distribute the windows over the processes of `torchrun`. Every process must make the same "
         "call, and gets the same result. Requires accelerate.",
         "distribute the work over torchrun's processes",
+        metavar=None,
         group="run",
+        kind=Choice((True, False)),
+        default=False,
     ),
     "return_totals": Argument(
         "bool or str",
-        Choice((True, False, "texts")),
-        False,
         'also return totals, which add up over shards of a corpus; "texts" adds those of each text.',
+        kind=Choice((True, False, "texts")),
+        default=False,
     ),
     "detokenizer": Argument(
         "str",
-        Choice(("wikitext",)),
-        None,
         "conversion of the texts before they are scored, by the rules of the protocol's tool if it has "
         'any: "wikitext", from WikiText\'s word-level form to prose. Words are those of the original.',
+        kind=Choice(("wikitext",)),
         excludes=("`score_spans`", CHATS, WORD_LIST),
     ),
     "reference": Argument(
         "str, torch.nn.Module or dict",
-        Anything(),
-        None,
         'a second model to compare with, by name or live; "without adapter" is the model itself with '
         "its adapters disabled. Both models read the same windows, and their logits are compared "
         "block by block: see `comparison`. A dict has the keys model_id or model; tokenizer (by "
         "default that of the named reference, or that of `model` for a live one); dtype (that of the "
         "model by default); and model_kwargs for `from_pretrained`.",
         "model to compare with; or 'without adapter'",
-        "NAME",
         group="reference",
     ),
     "margin": Argument(
         "float",
-        Number(0, 1, hint=" (0.01 means 1 %)"),
-        None,
         "largest acceptable increase of perplexity: 0.01 for 1 %. The `verdict` then refers to this "
         "margin, and `within_margin` is True if the model is within it at 95 % confidence.",
         "exit code 1 if worse by more: 0.01 is 1 %%",
-        "X",
+        metavar="X",
         group="reference",
+        kind=Number(0, 1, hint=" (0.01 means 1 %)"),
         needs="reference",
     ),
     "context_lengths": Argument(
         "list of int or str",
-        WholeNumbers(2),
-        None,
         "also compare windows of these lengths on the same tokens, in the passes of the longest. "
         "All other numbers are those of the longest, which `max_length` may repeat. "
         '"doubling" takes the window and its successive halves. `stride` defaults to half of the '
         "shortest.",
         "compare windows of these lengths; or doubling",
-        "C,...",
+        metavar="C,...",
         group="measure",
+        kind=WholeNumbers(2),
         excludes=("`contexts`", "`score_spans`", "`words`", CHATS, SEVERAL),
     ),
     "carry": Argument(
         "bool",
-        Choice((True, False)),
-        False,
         "read every text once, in segments of `stride` tokens, and carry the model's state from "
         "segment to segment. A recurrent model then sees the whole context. A model with attention "
         "sees the cached keys of the last `max_length - stride` tokens, as in the evaluation of "
         "Transformer-XL; its numbers differ from those of a sliding window. Models with learned "
         "positions are refused.",
         "read once, carrying the model's state",
+        metavar=None,
         group="measure",
+        kind=Choice((True, False)),
+        default=False,
         excludes=(
             *("`reference`", "`context_lengths`", "`contexts`", "`score_spans`", "`words`"),
             *(CHATS, SEVERAL),
@@ -413,8 +385,6 @@ ARGUMENTS = {
     ),
     "contexts": Argument(
         "str or list of str",
-        Anything(),
-        None,
         "context that is read before each text without being scored: one string for all texts, or "
         "one for each. All numbers are those of the texts alone. Nothing is inserted between the two: "
         "begin a text with the space that belongs there.",
@@ -422,41 +392,36 @@ ARGUMENTS = {
     ),
     "score_spans": Argument(
         "list of lists of pairs",
-        Anything(),
-        None,
         "(start, end) pairs of the characters to score in each text, with end exclusive; the rest is "
         "read as context.",
         excludes=(CHATS,),
     ),
     "boundary": Argument(
         "str",
-        Choice(("joint", "separate")),
-        "joint",
         'how to score a token that spans the edge of a scored part: "joint" scores the whole token, '
         'with a warning; "separate" tokenizes context and text separately, so that no token spans '
         "the edge.",
         "tokens at a context's edge: joint, separate",
-        "NAME",
         group="measure",
+        kind=Choice(("joint", "separate")),
+        default="joint",
         needs="contexts",
     ),
     "words": Argument(
         "bool or list",
-        Anything(),
-        False,
         "also return the scores of words: True splits at white space; a list gives the words of each "
         "text, or the (start, end) characters of its words, with end exclusive.",
+        default=False,
         excludes=("`reference`",),
     ),
     "word_correction": Argument(
         "str or None",
-        Choice(("pimentel", "oh", None)),
-        "pimentel",
         'correction for the space between words: "pimentel" (Pimentel and Meister, 2024), "oh" (Oh '
         "and Schuler, 2024), or None for plain sums.",
         "pimentel (default), oh or none; implies --words",
-        "NAME",
         group="words",
+        kind=Choice(("pimentel", "oh", None)),
+        default="pimentel",
         needs="words",
     ),
 }
@@ -495,7 +460,7 @@ OTHER_NAMES = {
 # Arguments of `from_pretrained`, which are passed in `model_kwargs`.
 OF_FROM_PRETRAINED = (
     *("trust_remote_code", "revision", "token", "device_map", "attn_implementation", "subfolder"),
-    *("quantization_config", "load_in_8bit", "load_in_4bit"),
+    "quantization_config",
 )
 # Scripts without spaces between words: Thai to Tibetan, Burmese, Khmer, Chinese and Japanese.
 UNSPACED = re.compile(
@@ -514,6 +479,8 @@ def check_names(arguments: Iterable[str]) -> None:
         hint = "The texts are `predictions`, the model `model_id`; help(compute) lists the others."
         if name in OF_FROM_PRETRAINED:
             hint = f"Pass it as model_kwargs={{{name!r}: …}}."
+        elif name in ("load_in_8bit", "load_in_4bit"):
+            hint = "Pass model_kwargs={'quantization_config': BitsAndBytesConfig(…)}."
         elif close:
             hint = f"Did you mean `{close[0]}`?"
         raise TypeError(f"compute() got an unexpected keyword argument {name!r}. {hint}")

@@ -11,33 +11,13 @@ Python, the command line and the page replace these by their own terms::
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 # Errors list this many invalid texts and count the rest.
 NAMED_TEXTS = 10
 
-E = TypeVar("E", bound="_OfArgument")
-
 # Returns the term for an argument, or for a setting if there is a value; None for Python's term.
 Naming = Callable[[str, str | None], str | None]
-
-
-def in_python(name: str, value: str | None) -> str:
-    """Return Python's term for an argument or a setting."""
-    return f"`{name}`" if value is None else f"{name}={value}"
-
-
-def in_terms(marked: str, naming: Naming) -> str:
-    """Replace the marked terms of a message by those of a front end."""
-    pieces = marked.split("`")
-    for place in range(1, len(pieces) - 1, 2):
-        name, _, value = pieces[place].partition("=")
-        is_setting = bool(value) and name.isidentifier()
-        named = (name, value) if is_setting else (pieces[place], None)
-        pieces[place] = naming(*named) or in_python(*named)
-    if len(pieces) % 2 == 0:  # an unpaired backtick
-        pieces[-2:] = ["`".join(pieces[-2:])]
-    return "".join(pieces)
 
 
 class Wording(str):
@@ -69,7 +49,7 @@ class Wording(str):
         why: str = "",
     ) -> "Wording":
         parts = dict(zip(cls.__annotations__, (sentence, advice, argument, got, positions, why)))
-        wording = super().__new__(cls, write(in_python, **parts))
+        wording = super().__new__(cls, write(lambda name, value: None, **parts))
         vars(wording).update(parts)
         return wording
 
@@ -95,6 +75,28 @@ def write(naming: Naming, **parts: Any) -> str:
     return f"{written} {in_terms(parts['advice'], naming)}" if parts["advice"] else written
 
 
+def in_terms(marked: str, naming: Naming) -> str:
+    """Replace the marked terms of a message by those of a front end."""
+    pieces = marked.split("`")
+    for place in range(1, len(pieces) - 1, 2):
+        name, _, value = pieces[place].partition("=")
+        if value and name.isidentifier():
+            pieces[place] = naming(name, value) or pieces[place]
+        else:
+            pieces[place] = naming(pieces[place], None) or f"`{pieces[place]}`"
+    if len(pieces) % 2 == 0:  # an unpaired backtick
+        pieces[-2:] = ["`".join(pieces[-2:])]
+    return "".join(pieces)
+
+
+def name_positions(numbers: Sequence[int]) -> str:
+    """List positions of texts for a message: the first ten, and the number of others."""
+    named = ", ".join(str(number) for number in numbers[:NAMED_TEXTS])
+    more = len(numbers) - NAMED_TEXTS
+    places = "position" if len(numbers) == 1 else "positions"
+    return f"{places} {named}" + (f" and {more} more" if more > 0 else "")
+
+
 class _OfArgument(Exception):
     """An error about an argument, which must be as said; or with a complete wording, when unpickled."""
 
@@ -105,7 +107,6 @@ class _OfArgument(Exception):
 
     @property
     def wording(self) -> Wording:
-        """The message with its parts."""
         return self.args[0]
 
     @property
@@ -113,7 +114,7 @@ class _OfArgument(Exception):
         """Positions of the invalid texts, if any."""
         return list(self.wording.positions)
 
-    def at(self: E, positions: Sequence[int]) -> E:
+    def at(self, positions: Sequence[int]) -> Any:
         """Return the error with the positions of invalid texts."""
         return type(self)(Wording(**(vars(self.wording) | {"positions": positions})))
 
@@ -134,11 +135,3 @@ def wording_of(error: object) -> Wording:
     """Return the message of an error or a warning, with its parts if it has any."""
     first = error.args[0] if isinstance(error, BaseException) and error.args else error
     return first if isinstance(first, Wording) else Wording(str(error) or type(error).__name__)
-
-
-def name_positions(numbers: Sequence[int]) -> str:
-    """List positions of texts for a message: the first ten, and the number of others."""
-    named = ", ".join(str(number) for number in numbers[:NAMED_TEXTS])
-    more = len(numbers) - NAMED_TEXTS
-    places = "position" if len(numbers) == 1 else "positions"
-    return f"{places} {named}" + (f" and {more} more" if more > 0 else "")

@@ -1,10 +1,10 @@
 """The metric for `evaluate`: its documentation, and texts that are added in batches."""
 
-import os
 import re
 import threading
 from collections.abc import Iterable, Sequence
 from inspect import Parameter, signature
+from pathlib import Path
 from typing import Any
 
 import datasets
@@ -31,7 +31,7 @@ negative log-likelihood per token, in nats. `protocol` reproduces the numbers of
 windows, start tokens and averages differ.
 """
 
-_KWARGS_DESCRIPTION = """
+_INPUTS_DESCRIPTION = """
 Args:
 {arguments}
 
@@ -64,9 +64,10 @@ Returns:
         texts_digest (str): digest of the texts in their order.
         probe (float): with `identify` or a `checkpoint`, mean nll of a fixed random text in nats.
 
-    And, on request: token_scores (with `return_token_scores`), word_scores (`words`), comparison (`reference`), by_context_length (`context_lengths`), measurements (a list
-    of protocols, windows or strides), totals (`return_totals`), num_context_tokens (`contexts`,
-    `score_spans`, chats), tool_stderr (the ± that the protocol's tool prints).
+    And, on request: token_scores (with `return_token_scores`), word_scores (`words`), comparison
+    (`reference`), by_context_length (`context_lengths`), measurements (a list of protocols, windows
+    or strides), totals (`return_totals`), num_context_tokens (`contexts`, `score_spans`, chats),
+    tool_stderr (the ± that the protocol's tool prints).
 
 Raises:
     TypeError, ValueError: invalid arguments or texts. Nothing is computed, and texts added with
@@ -95,17 +96,15 @@ Examples:
 
     >>> results["num_tokens"], results["num_windows"]
     (19, 5)
-"""
+""".replace("{arguments}", describe_arguments())
 
-_KWARGS_DESCRIPTION = _KWARGS_DESCRIPTION.replace("{arguments}", describe_arguments())
-
-
-# Of `compute` as a method.
+# Of `compute` as a method: evaluate's combinations pass the arguments that are in it.
+_SIGNATURE = signature(compute)
 _SELF = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)
-_ARGUMENTS = signature(compute).replace(parameters=[_SELF, *signature(compute).parameters.values()])
+_SIGNATURE = _SIGNATURE.replace(parameters=[_SELF, *_SIGNATURE.parameters.values()])
 
 
-@evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _KWARGS_DESCRIPTION)
+@evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _INPUTS_DESCRIPTION)
 class PerplexitySliding(evaluate.Metric):
     """Sliding-window perplexity as a Hugging Face `evaluate` metric.
 
@@ -116,18 +115,14 @@ class PerplexitySliding(evaluate.Metric):
 
     protocols: dict[str, Protocol] = PROTOCOLS
     default_protocol: str = DEFAULT_PROTOCOL
+    totals_from_json = staticmethod(Totals.from_json)
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
-        if self.num_process > 1:
-            raise ArgumentError(
-                "num_process",
-                "be 1",
-                got=str(self.num_process),
-                advice="Load the metric without it, and pass `distributed=True` to `compute`.",
-            )
+        if self.num_process > 1:  # each would score its own texts alone
+            advice = "Load the metric without it, and pass `distributed=True` to `compute`."
+            raise ArgumentError("num_process", "be 1", advice, got=str(self.num_process))
         self._texts: list[str] = []  # added texts
-        self._adder: int | None = None  # the thread that added them
         self._lock = threading.RLock()  # reentrant for callbacks that use this metric
         self._models = OpenModels()
 
@@ -135,20 +130,17 @@ class PerplexitySliding(evaluate.Metric):
         return evaluate.MetricInfo(
             description=_DESCRIPTION,
             citation=CITATION,
-            inputs_description=_KWARGS_DESCRIPTION,
+            inputs_description=_INPUTS_DESCRIPTION,
             features=datasets.Features({"predictions": datasets.Value("string")}),
             reference_urls=["https://huggingface.co/docs/transformers/perplexity"],
         )
 
     def _build_data_dir(self) -> str:
-        """Build the data folder; unlike evaluate's, it cannot be outside the cache.
-
-        The configuration name may be a model's path.
-        """
+        # The configuration name may be a model's path: unlike evaluate's, the folder stays in the cache.
         name = re.sub(r"[^\w.-]+", "--", self.config_name)
-        folder = os.path.join(self._data_dir_root, self.name, name)
-        os.makedirs(folder, exist_ok=True)
-        return folder
+        folder = Path(self._data_dir_root, self.name, name)
+        folder.mkdir(parents=True, exist_ok=True)
+        return str(folder)
 
     def __len__(self) -> int:
         return len(self._texts)
@@ -187,7 +179,6 @@ class PerplexitySliding(evaluate.Metric):
         """
         texts = check_texts(predictions)  # type: ignore[arg-type]  # None is refused there
         with self._lock:
-            self._check_adder()
             self._texts += texts
 
     def compute(
@@ -211,7 +202,11 @@ class PerplexitySliding(evaluate.Metric):
             MemoryError: a single window does not fit in memory.
         """
         with self._lock:
-            texts = self._with_added(predictions)
+            texts: Any = predictions
+            if self._texts:
+                given: Any = () if predictions is None else predictions
+                more = given if isinstance(given, list | tuple) else check_texts(given)
+                texts = [*self._texts, *more]
             # A callback that uses this metric must not see the texts of this call.
             added, self._texts = self._texts, []
             try:
@@ -221,34 +216,12 @@ class PerplexitySliding(evaluate.Metric):
                 self._texts = [*added, *self._texts]
                 raise
 
-    def _with_added(self, predictions: Any) -> Any:
-        """Return the added texts followed by `predictions`, which are checked only if both exist."""
-        if not self._texts:
-            return predictions
-        if predictions is not None:
-            self._check_adder()
-        given = () if predictions is None else predictions
-        return [*self._texts, *(given if isinstance(given, list | tuple) else check_texts(given))]
-
-    def _check_adder(self) -> None:
-        """Refuse to mix texts of several threads."""
-        thread = threading.get_ident()
-        if self._texts and self._adder != thread:
-            raise RuntimeError(
-                "Another thread has added texts to this metric. Load one metric per thread: "
-                "evaluate.load returns a new one at every call."
-            )
-        self._adder = thread
-
     def _compute(self, predictions: Sequence[str] | Sequence[Chat], **kwargs: object) -> dict:
-        """Call the package's `compute`, which has the same arguments."""
         if kwargs.get("model_id") is None and kwargs.get("model") is None:
             kwargs["model_id"] = None if self.config_name == "default" else self.config_name
         return compute_with(self._models, {"predictions": predictions} | kwargs)
 
-    _compute.__signature__ = _ARGUMENTS  # type: ignore[attr-defined]
-
-    totals_from_json = staticmethod(Totals.from_json)
+    _compute.__signature__ = _SIGNATURE  # type: ignore[attr-defined]
 
     def open_model(
         self,

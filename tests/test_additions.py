@@ -62,12 +62,11 @@ print(json.dumps({
 ARGUMENT = (
     ("arguments.py", '    "words": Argument(', """    "max_nll": Argument(
         "float",
-        Number(0.1),
-        None,
         "largest nll of a token in nats; larger ones count as this.",
         "largest nll of a token, in nats",
-        "X",
+        metavar="X",
         group="measure",
+        kind=Number(0.1),
         is_setting=True,
         in_signature=True,
     ),

@@ -9,7 +9,6 @@ import warnings
 import pytest
 import reference
 import torch
-import transformers
 from models import (
     ARCHITECTURES,
     BOS,
@@ -25,7 +24,6 @@ from models import (
     words,
 )
 
-from perplexity_sliding.models.loading import context_limit
 from perplexity_sliding.protocols import PROTOCOLS
 from perplexity_sliding.scoring import passes
 
@@ -101,15 +99,6 @@ def test_every_stride_equals_the_naive_loop(metric, gpt2, tokenizer, start):
             add_start_token={"none": False}.get(start, start),
         )
         assert_equal_to(result, naive(gpt2, TEXTS, length, stride, start))
-
-
-def test_one_token_at_a_time_gives_the_same_as_one_window_at_a_time(gpt2):
-    """The reference checked against a simpler one: a forward pass for every single target."""
-    ids = ids_of(TEXTS[0])
-    plan = reference.sliding(len(ids), 6, 4, "once")
-    fast = reference.window_nlls(gpt2, ids, plan, BOS)
-    slow = reference.token_nlls(gpt2, ids, plan, BOS)
-    assert fast == pytest.approx(slow, rel=1e-5)
 
 
 # ---- what must not matter
@@ -213,14 +202,6 @@ def test_bytes_and_characters_are_those_of_the_text(metric):
     )
 
 
-# ---- the stock metric
-
-
-def stock_perplexity(model, ids: list[int], add_start_token: bool) -> float:
-    """evaluate's formula for one text, from its definition."""
-    return math.exp(reference.mean(reference.row_nlls(model, [BOS] * add_start_token + ids)))
-
-
 # ---- protocols
 
 
@@ -286,16 +267,6 @@ def test_perplexity_per_original_word(metric):
     assert result["texts_as_read"] == ["w10-w11, w12\n", "w20\n"]
     expected = VOCABULARY ** (result["num_tokens"] / 6)
     assert result["adjusted_perplexity"] == pytest.approx(expected, rel=1e-6)
-
-
-def test_white_space_may_have_no_word_to_normalise_by(metric):
-    result = metric.compute(
-        predictions=[" \n "],
-        model=make_model("gpt2", vocab_size=259),
-        tokenizer=make_byte_tokenizer(),
-        detokenizer="wikitext",
-    )
-    assert result["adjusted_perplexity"] is None and result["word_perplexity"] is None
 
 
 # ---- start tokens
@@ -394,13 +365,6 @@ def test_the_tokenizers_limit_counts_where_the_model_has_none(metric):
     tokenizer = make_tokenizer(model_max_length=11)
     result = metric.compute(predictions=TEXTS, model=make_model("mamba"), tokenizer=tokenizer)
     assert window_of(result) == ("11", "5")
-
-
-def test_limits_are_found_in_nested_configurations():
-    model = torch.nn.Linear(1, 1)
-    text_config = transformers.LlamaConfig(max_position_embeddings=77)
-    model.config = transformers.LlavaConfig(text_config=text_config)
-    assert context_limit(model, make_tokenizer()).length == 77
 
 
 def test_a_rotary_model_past_its_limit_is_only_warned_about(metric):

@@ -111,28 +111,6 @@ def test_lm_eval_on_wikitext(metric):
     assert result["adjusted_perplexity"] == pytest.approx(8.7922, rel=2e-3)
 
 
-# The perplexities per token of a widely read comparison of GPT-2's sizes on WikiText-103, after
-# Megatron-LM's detokeniser, in windows side by side; how its windows begin it does not say.
-MEGATRON = [
-    ("openai-community/gpt2", 23.33),
-    ("openai-community/gpt2-medium", 18.59),
-    ("openai-community/gpt2-large", 16.23),
-]
-
-
-@pytest.mark.parametrize("model_id, perplexity", MEGATRON)
-def test_sizes_of_gpt2_on_wikitext_103(metric, model_id, perplexity):
-    lines = datasets.load_dataset("Salesforce/wikitext", "wikitext-103-v1", split="test")["text"]
-    protocol = metric.protocols["megatron"]
-    result = metric.compute(
-        predictions=[protocol.detokenize("".join(lines))],
-        model_id=model_id,
-        protocol="megatron",
-        stride=1024,
-    )
-    assert result["perplexity"] == pytest.approx(perplexity, rel=0.01)
-
-
 # From data/govreport.csv of jquesnelle/yarn: windows of 32,768 tokens, 256 apart, over the first 50
 # reports of at least 16,384 tokens.
 YARN = [("codellama/CodeLlama-7b-hf", 4.4381), ("togethercomputer/LLaMA-2-7B-32K", 3.6678)]
@@ -153,24 +131,6 @@ def test_yarn_on_government_reports(metric, model_id, perplexity):
         batch_size=1,
     )
     assert result["perplexity"] == pytest.approx(perplexity, rel=0.01)
-
-
-# From data/proofpile-long-small-mistral.csv of the same: one window of each of the first 10 documents
-# of at least 131,072 tokens.
-@needs_accelerator
-def test_yarn_truncated_on_the_proof_pile(metric):
-    rows = datasets.load_dataset("emozilla/proofpile-test-tokenized-mistral", split="train")
-    long_enough = rows.filter(lambda row: row["tokenized_len"] >= 131072)
-    result = metric.compute(
-        predictions=long_enough["text"][:10],
-        model_id="mistralai/Mistral-7B-v0.1",
-        protocol="yarn-truncated",
-        max_length=[2048, 8192],
-        dtype="bfloat16",
-        batch_size=1,
-    )
-    perplexities = [entry["perplexity"] for entry in result["measurements"]]
-    assert perplexities == pytest.approx([3.4487, 2.9606], rel=0.01)
 
 
 def test_the_example_of_the_stock_metric(metric):

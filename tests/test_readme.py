@@ -4,7 +4,6 @@ import inspect
 import re
 import shlex
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,12 +52,6 @@ def test_the_table_of_protocols_is_that_of_the_rows():
     assert table.count("\n") == len(PROTOCOLS) + 2
 
 
-def test_a_protocol_with_new_attributes_has_its_line():
-    new = replace(PROTOCOLS["gptq"], name="new", source="a tool", stride=7, max_length=9)
-    line = protocol_table([new]).splitlines()[-1]
-    assert line.startswith("| `new` | a tool | ≤ 9 | ≤ 7 | ")
-
-
 def test_the_tables_of_arguments_and_results_are_complete(metric):
     page = README.read_text("utf-8") + (ROOT / "docs" / "python.md").read_text("utf-8")
     named = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.+?) \|", page, re.M))))
@@ -97,35 +90,6 @@ def test_links_lead_somewhere():
 
 # ---- that the above can fail
 
-SAMPLE = """\
-Text.
-
-```python
-print("one", 2.5001)
-```
-which prints
-```python
-print(1)
-```
-
-```text
-1
-```
-<!-- not run: it needs the moon -->
-```sh
-exit 3
-```
-
-````python
->>> 1 + 1
-2
-````
-
-```yaml
-a: b
-```
-"""
-
 
 @pytest.mark.parametrize(
     ("markdown", "error", "message"),
@@ -143,22 +107,3 @@ def test_snippets_fail_that_should(markdown, error, message):
     (block,) = runnable(markdown)
     with pytest.raises(error, match=message):
         run(block)
-
-
-# ---- what docs/renew.py writes
-
-SHOWN = """\
-text   perplexity
-a.txt       36.39
-...
-ppl|sliding|L64|...
-b,4.9556...,1
-"""
-PRINTED = """\
-text   perplexity
-a.txt      120.50
-more
-and more
-ppl|sliding|L128|S64|0123
-b,5.12345678,1
-"""

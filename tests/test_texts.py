@@ -1,7 +1,5 @@
 """Bytes, characters, words and digests of texts, the detokeniser of other tools, and texts after contexts."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import example, given
@@ -11,7 +9,7 @@ from models import make_model
 from test_parts import make_merging_tokenizer
 
 from perplexity_sliding.arguments import runs_together
-from perplexity_sliding.digests import digest_of, same_probe
+from perplexity_sliding.digests import same_probe
 from perplexity_sliding.plan.tokenization import TokenizedText
 from perplexity_sliding.protocols import (
     count_words,
@@ -90,15 +88,6 @@ def test_all_tokens_stand_for_the_whole_text():
     assert measure_span(text, stream, np.ones(5, bool)) == (len(text.encode()), len(text))
 
 
-def test_only_scored_tokens_count():
-    text = "  né 漢字 🙂!  "
-    stream = stream_of([[2, 4], [5, 7], [8, 10]])
-    parts = ["  né", " 漢字", " 🙂!  "]
-    for number, part in enumerate(parts):
-        scored = np.arange(3) == number
-        assert measure_span(text, stream, scored) == (len(part.encode()), len(part))
-
-
 def test_a_character_of_several_tokens_counts_once():
     text = "a🙂b"
     stream = stream_of([[0, 1], [1, 2], [1, 2], [1, 2], [1, 2], [2, 3]])
@@ -118,12 +107,6 @@ def test_what_a_tokenizer_drops_between_texts_is_the_next_tokens():
 
 
 # ---- digests
-
-
-def test_a_digest_is_of_what_is_there_in_any_order():
-    assert digest_of({"a": 1, "b": 2}) == digest_of({"b": 2, "a": 1})
-    assert digest_of({"a": 1, "b": 2}) != digest_of({"a": 2, "b": 1})
-    assert digest_of(Path("a")) == digest_of("a") != digest_of(Path("b"))
 
 
 @pytest.mark.parametrize(
@@ -192,23 +175,3 @@ def test_a_missing_space_is_warned_of(metric):
     kwargs = {"model": model, "tokenizer": make_merging_tokenizer()}
     with pytest.warns(UserWarning, match="run together .* position 1 .*'A housefell'"):
         metric.compute(predictions=["old", "fell"], contexts=["The man ", "A house"], **kwargs)
-
-
-@pytest.fixture
-def items(tmp_path):
-    path = tmp_path / "items.csv"
-    path.write_text("previous,sentence\nw3 w4,w5 w6\nw7,w8\n")
-    return [path, "--context-column=previous", "--text-column=sentence"]
-
-
-def test_the_command_line_puts_the_separator_there(call, items, metric, tiny):
-    ran = call(*items, "--context-separator", " ", "--words", "--format=json")
-    texts, contexts = [" w5 w6", " w8"], ["w3 w4", "w7"]
-    expected = metric.compute(predictions=texts, contexts=contexts, words=True, model_id=tiny)
-    assert ran.json["corpus"]["perplexity"] == expected["perplexity"]
-    assert ran.json["corpus"]["word_scores"] == expected["word_scores"]
-    assert ran.warnings == []
-    rows = call(*items, "--context-separator", " ", "--words", "--format=csv").out.splitlines()
-    # characters are those of the cell
-    assert "w5,0,2," in rows[1] and "w6,3,5," in rows[2] and "w8,0,2," in rows[3]
-    assert "run together" in call(*items).err

@@ -128,28 +128,6 @@ def test_the_run_s_precision_is_used(tmp_path):
     assert "autocast(cpu,bfloat16)" in callback.results["signature"]
 
 
-def test_the_best_model_and_early_stopping_go_by_it(tmp_path):
-    """A learning rate that grows until it ruins the model: the run stops behind the best evaluation."""
-    trainer = make_trainer(
-        tmp_path,
-        PerplexityCallback(HELD_OUT),
-        transformers.EarlyStoppingCallback(early_stopping_patience=1),
-        max_steps=20,
-        learning_rate=1.0,
-        lr_scheduler_type="constant_with_warmup",
-        warmup_steps=20,
-        save_strategy="steps",
-        save_steps=2,
-        load_best_model_at_end=True,
-        metric_for_best_model="eval_perplexity",
-        greater_is_better=False,
-    )
-    trainer.train()
-    perplexities = logged(trainer, "eval_perplexity")
-    assert trainer.state.best_metric == min(perplexities.values())
-    assert trainer.state.global_step < 20, perplexities
-
-
 def perplexity_of(model) -> float:
     return compute(HELD_OUT, model=model, tokenizer=make_tokenizer())["perplexity"]
 
@@ -261,11 +239,6 @@ def test_trl_s_trainer_takes_it(tmp_path):
 def test_settings_are_checked_before_the_training(settings, message):
     with pytest.raises(TypeError, match=message):
         PerplexityCallback(HELD_OUT, **settings)
-
-
-def test_one_text_is_no_list_of_texts():
-    with pytest.raises(TypeError, match="scored character by character"):
-        PerplexityCallback(HELD_OUT[0])
 
 
 SCRIPT = """
