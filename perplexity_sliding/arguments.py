@@ -32,20 +32,6 @@ from .protocols import DEFAULT_PROTOCOL, PROTOCOLS, Protocol
 
 
 @dataclass(frozen=True)
-class Anything:
-    """A value that is checked where it is used.
-
-    Attributes:
-        text: the command line's syntax: "names" or "JSON"; None for a plain string.
-    """
-
-    text: str | None = None
-
-    def check(self, name: str, value: object) -> None:
-        pass
-
-
-@dataclass(frozen=True)
 class WholeNumber:
     """A whole number of at least `low`; where `several` are allowed, also a list of such and of None."""
 
@@ -149,7 +135,7 @@ class Argument:
         type, help: its type and its description in the documentation.
         option, metavar, group: the help text of its command-line option, if it has one, the name of
             the option's value (None if it has no value), and the group in the help.
-        kind: its allowed values; None is also allowed if it is the default.
+        kind: its allowed values, and None if it is the default; None if it is checked where it is used.
         is_setting: whether measurements of one call may differ in it; see `Setting`.
         in_signature: whether the signature names it, where it is given, by its own name.
         excludes: arguments, and forms of arguments, with which it must be left out.
@@ -161,7 +147,7 @@ class Argument:
     option: str | None = None
     metavar: str | None = "NAME"
     group: Literal["measure", "models", "reference", "run", "words"] | None = None
-    kind: Anything | WholeNumber | WholeNumbers | Choice | Being | Number = Anything()
+    kind: WholeNumber | WholeNumbers | Choice | Being | Number | None = None
     default: object = None
     is_setting: bool = False
     in_signature: bool = False
@@ -170,7 +156,7 @@ class Argument:
 
     def check(self, name: str, value: object) -> None:
         """Refuse a value of another kind."""
-        if value is not None or self.default is not None:
+        if self.kind is not None and (value is not None or self.default is not None):
             self.kind.check(name, value)
 
 
@@ -265,7 +251,6 @@ ARGUMENTS = {
         'for from_pretrained: \'{"revision": "main"}\'',
         metavar="JSON",
         group="models",
-        kind=Anything("JSON"),
     ),
     "return_token_scores": Argument(
         "bool or list of str",
@@ -281,16 +266,15 @@ ARGUMENTS = {
         f"{', '.join(PROTOCOLS)}; several, or all",
         metavar="NAME,...",
         group="measure",
-        kind=Anything("names"),
         default=DEFAULT_PROTOCOL,
         is_setting=True,
     ),
     "callback": Argument(
         "callable",
-        "called after every batch with an object that has the attributes `done` and `total` (tokens "
-        "read by the model) and `perplexity` (so far). An exception raised by the callback ends the run; added texts are kept. If the callback has a method `status`, it is "
-        "called with the name of each step before the first batch; a method `resumed`, with the "
-        "numbers of tokens that a checkpoint has and of all.",
+        "called after every batch, in the place of a progress bar, with an object that has the "
+        "attributes `done` and `total` (tokens read by the model) and `perplexity` (so far). An exception that it raises ends the run; added "
+        "texts are kept. A method `status` is called with the name of each step before the first "
+        "batch, a method `resumed` with the numbers of tokens that a checkpoint has and of all.",
         kind=Being("be callable", callable),
     ),
     "checkpoint": Argument(
