@@ -320,12 +320,15 @@ def test_rows_of_merged_parts_have_the_columns_of_one_run(call, corpus, score_pa
 SPOILED = {
     "missing": (lambda n: n[:1] + n[2:], "every part once, but 2/3 is missing"),
     "twice": (lambda n: [*n, n[1]], "2/3 is given more than once"),
-    "none": (lambda n: n[1:1], "requires the files of all parts"),
+    "none": (lambda n: n[1:1], "--merge and --columns text require FILE"),
     "a text": (lambda n: [*n[:2], "a.txt"], "a.txt is not a part of a run"),
     "damaged": (lambda n: [*n[:2], "damaged.json"], "damaged.json is damaged"),
     "of other settings": (lambda n: [*n[:2], "stride.json"], "the settings differ (signature"),
     "of other texts": (lambda n: [*n[:2], "texts.json"], "the texts differ (digest"),
-    "written over": (lambda n: [*n, "--output", n[0]], "--output must not be one of the parts"),
+    "written over": (
+        lambda n: [*n, "--output", n[0]],
+        "--output must not be one of the files to read",
+    ),
 }
 
 
