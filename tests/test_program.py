@@ -1,7 +1,6 @@
 """The command line as a program: options, refusals, exit codes, streams, and the files that it writes."""
 
 import io
-import json
 import os
 import re
 import shutil
@@ -12,14 +11,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 from models import make_model, make_tokenizer, random_text
+from transformers import AutoModelForCausalLM
 
 from perplexity_sliding import cli
 from perplexity_sliding.cli import main, options
 from perplexity_sliding.cli.messages import Progress
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +29,7 @@ def place(tmp_path, monkeypatch) -> Path:
 # ---- options
 
 
+EAGER = {"attn_implementation": "eager"}
 OPTIONS = {
     "--max_length 8": {"max_length": 8},
     "--stride 3": {"stride": 3},
@@ -40,9 +38,7 @@ OPTIONS = {
     "--protocol lm-eval": {"protocol": "lm-eval"},
     "--dtype bfloat16": {"dtype": "bfloat16"},
     "--batch_size 1": {"batch_size": 1},
-    '--model_kwargs {"attn_implementation":"eager"}': {
-        "model_kwargs": {"attn_implementation": "eager"}
-    },
+    '--model_kwargs {"attn_implementation":"eager"}': {"model_kwargs": EAGER},
 }
 
 
@@ -56,14 +52,14 @@ def test_an_option_is_an_argument_of_the_metric(call, metric, tiny, argv, argume
         assert result[key] == expected[key]
 
 
-def test_help_names_every_option_within_80_columns(capsys):
+def test_help_names_every_option_within_80_columns(capsys, root):
     with pytest.raises(SystemExit) as ended:
         main.main(["--help"])
     shown = capsys.readouterr().out
     assert ended.value.code == 0 and max(map(len, shown.splitlines())) <= 80
     names = ["--model" if name == "model_id" else options.spelled(name) for name in options.ALL]
     assert [name for name in names if f"{name} " not in shown.replace("\n", " ")] == []
-    page = (ROOT / "docs" / "command-line.md").read_text("utf-8")
+    page = (root / "docs" / "command-line.md").read_text("utf-8")
     known = (0, main.ABOVE_LIMIT, main.BAD_INPUT, main.CRASHED, main.INTERRUPTED, main.TERMINATED)
     rows = re.findall(r"^\| ([\d, ]+) \|", page, re.MULTILINE)
     assert [int(code) for row in rows for code in row.split(", ")] == list(known)
@@ -83,14 +79,8 @@ REFUSED = {
     "no such correction": (["--word-correction=x"], "--word-correction must be one of 'pimentel'"),
     "no such encoding": (["--encoding=utf-9"], "a.txt is not utf-9 text: unknown encoding"),
     "files and dataset": (["--dataset=a:b:c:d"], "--dataset cannot be combined with FILE."),
-    "tokens of two": (
-        ["--stride=4,2", "--tokens"],
-        "--tokens cannot be combined with several prot",
-    ),
-    "settings of --find": (
-        ["--find=9.1", "--stride=4"],
-        "--find cannot be combined with --stride.",
-    ),
+    "tokens of two": (["--stride=4,2", "--tokens"], "--tokens cannot be combined with several"),
+    "settings of --find": (["--find=9", "--stride=4"], "--find cannot be combined with --stride."),
     "a sentence as a table": (["--cite", "-o=a.csv"], "--cite cannot be combined with --format."),
     "margin of nothing": (["--margin=0.1"], "--margin must be left out without --reference"),
     "output nowhere": (["--output=nowhere/a.csv"], "--output must be in an existing folder"),
@@ -98,10 +88,7 @@ REFUSED = {
     "output over a text": (["--output=a.txt"], "--output must not be one of the files to read"),
     "a column of a text": (["--id-column=id"], "--id-column requires a table, a name that ends in"),
     "two labels": (["--label=a,b"], "--label must have a name for each model"),
-    "another's interval": (
-        ["--stride=4,8", "--columns=tokens,interval"],
-        "--columns interval must follow perplexity or bits_per_byte",
-    ),
+    "another's interval": (["--columns=tokens,interval"], "--columns interval must follow perpl"),
     "part of a part": (["--part=3/2"], "--part: invalid part value: '3/2'"),
     "no figure": (["--find=few"], "--find must be a number such as '29.41'"),
 }
@@ -120,43 +107,40 @@ NO_MODELS = {
     "bare/model.safetensors": "--model must be a folder or a name on the Hub, got the file",
     "bare": "--model bare is a folder without config.json.",
     "run": "Pass one of run/checkpoint-9, run/checkpoint-10.",
-    "run/checkpoint-?": None,
+    "run/checkpoint-?": "run/checkpoint-9",
     "no/checkpoint-?": "--model no/checkpoint-?: no folder and no .gguf file matches.",
 }
 
 
 @pytest.mark.parametrize(("model", "message"), NO_MODELS.items(), ids=NO_MODELS)
 def test_each_thing_that_is_no_model_has_its_own_sentence(call, model, message):
-    for folder in ("run/checkpoint-10", "run/checkpoint-9", "bare"):
-        os.makedirs(folder)
-    for folder in ("run/checkpoint-10", "run/checkpoint-9"):
-        Path(folder, "config.json").write_text("{}")
-    Path("bare/model.safetensors").write_bytes(b"")
+    for name in (
+        "run/checkpoint-10/config.json",
+        "run/checkpoint-9/config.json",
+        "bare/model.safetensors",
+    ):
+        os.makedirs(os.path.dirname(name))
+        Path(name).write_text("{}")
     outcome = call("a.txt", model=model)
     assert (outcome.code, outcome.err.count("\n")) == (2, 1)
-    assert (message or "run/checkpoint-9") in outcome.err
+    assert message in outcome.err
 
 
-def test_mistakes_are_told_before_slow_imports():
+def test_mistakes_are_told_before_slow_imports(root):
     """In a process of its own: none of the libraries that take seconds is imported."""
-    Path("long.csv").write_text("item,text\n1,w5, w6\n")
-    early = [
-        *(["a.txt", "--stride=0"], ["a.txt", "--protocol=gtpq"], ["nowhere.txt"], ["long.csv"]),
-        *(["a.txt", "--model=./nowhere"], ["a.txt", "-o", "a.xyz"]),
-    ]
+    early = ["a.txt --stride=0", "a.txt --protocol=gtpq", "nowhere.txt", "a.txt --model=./nowhere"]
     source = (
-        "import json, sys; from perplexity_sliding.cli.main import main\n"
-        f"codes = [main(argv) for argv in {early!r}]\n"
-        "slow = {'torch', 'transformers', 'numpy', 'datasets', 'pandas'} & set(sys.modules)\n"
-        "print(json.dumps([codes, sorted(slow)]))"
+        "import sys; from perplexity_sliding.cli.main import main\n"
+        f"print([main(argv.split()) for argv in {early!r}])\n"
+        "print({'torch', 'transformers', 'numpy', 'datasets', 'pandas'} & set(sys.modules))"
     )
     done = subprocess.run(
         [sys.executable, "-c", source],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": str(root)},
         capture_output=True,
         text=True,
     )
-    assert json.loads(done.stdout) == [[2] * len(early), []], done.stderr
+    assert done.stdout == f"{[2] * len(early)}\nset()\n", done.stderr
 
 
 # ---- models
@@ -171,29 +155,18 @@ def test_a_tokenizer_that_is_missing_can_be_named(call, tiny, offline):
     assert named["perplexity"] == pytest.approx(whole["perplexity"])
 
 
-def test_the_folder_of_an_adapter_is_a_model(call, tiny):
+def test_a_model_is_compared_with_itself_without_its_adapter(call, tiny):
     peft = pytest.importorskip("peft")
-    from transformers import AutoModelForCausalLM
-
-    base = AutoModelForCausalLM.from_pretrained(tiny)
-    adapted = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["c_attn"]))
-    with torch.no_grad():
-        for name, weight in adapted.named_parameters():
-            if "lora_" in name:
-                weight.normal_(std=0.3)
+    config = peft.LoraConfig(r=2, target_modules=["c_attn"], init_lora_weights=False)
+    adapted = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(tiny), config)
     adapted.save_pretrained("adapter")
-    adapted.merge_and_unload().save_pretrained("merged")
-    for folder in ("adapter", "merged"):
-        make_tokenizer().save_pretrained(folder)
-
-    def of(*argv, **more):
-        return call("a.txt", "--json", *argv, **more).json
-
-    by_adapter = of(model="adapter")["corpus"]["perplexity"]
-    assert by_adapter == pytest.approx(of(model="merged")["corpus"]["perplexity"], rel=1e-5)
-    [result] = of("--reference=without adapter", model="adapter")["models"]
-    below = of()["corpus"]["perplexity"]
+    make_tokenizer().save_pretrained("adapter")
+    [result] = call("a.txt", "--json", "--reference=without adapter", model="adapter").json[
+        "models"
+    ]
+    below = call("a.txt", "--json").json["corpus"]["perplexity"]
     assert result["comparison"]["reference_perplexity"] == pytest.approx(below, rel=1e-5)
+    assert result["perplexity"] != pytest.approx(below, rel=1e-3)
 
 
 # ---- exit codes
@@ -279,10 +252,7 @@ def broken_pipe():
     return open(writer, "w", encoding="utf-8")
 
 
-WAYS = ["--format=text", "--format=csv", "--show"]
-
-
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["--format=text", "--format=csv", "--show"])
 def test_readers_that_leave_change_neither_files_nor_exit_code(call, monkeypatch, tiny, way):
     """It was 0: `score.py … --fail-above 1 | true` let everything pass."""
     for name in ("stdout", "stderr"):

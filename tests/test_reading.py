@@ -78,24 +78,12 @@ REFUSED = {
     "Parquet": ("a.txt", b"PAR1abcd", "a Parquet table: give it a name that ends in .parquet"),
     "binary": ("a.txt", b"w5 \0 w6", "contains NUL characters"),
     "latin": ("a.txt", b"w5 caf\xe9 w6", "Pass its --encoding, such as cp1252"),
-    "a row too long": (
-        "t.csv",
-        b"item,text\n1,w5\n2,w5, w6\n",
-        "from line 3 on: 3 fields for 2 columns",
-    ),
+    "a row too long": ("t.csv", b"item,text\n1,w5\n2,w5, w6\n", "3 on: 3 fields for 2 columns"),
     "an open quote": ("t.csv", b'item,text\n1,w5\n2,"w5\n', "from line 3 on: unexpected end of"),
     "no rows": ("t.csv", b"item,text\n", "t.csv has no rows."),
     "a blank line": ("t.csv", b"\nw5\n", "1 fields for 0 columns"),
-    "no text column": (
-        "t.csv",
-        b"a,b\n1,2\n",
-        "columns a, b of t.csv: pass one of them as --text-column.",
-    ),
-    "JSON cut short": (
-        "t.jsonl",
-        b'{"text": "w5"}\n{"text": "w6}\n',
-        "object 2 must be a JSON object",
-    ),
+    "no text column": ("t.csv", b"a,b\n1,2\n", "columns a, b of t.csv: pass one of them as"),
+    "cut JSON": ("t.jsonl", b'{"text": "w5"}\n{"text": "w6}\n', "object 2 must be a JSON object"),
     "no object": ("t.jsonl", b'{"text": "w5"}\n3\n', "object 2 must be a JSON object"),
     "numbers": ("t.jsonl", b'{"text": 3}\n', "must have a text or a chat in 'text', got 3"),
     "no Parquet": ("t.parquet", b"PAR1", "t.parquet is no table"),
@@ -116,7 +104,7 @@ def test_a_bad_file_is_a_row_and_not_the_end(call):
     outcome = call("a.txt", "bad.txt", "--json")
     good, bad = outcome.json["files"]
     assert outcome.code == 2 and good["num_tokens"] == 20
-    assert bad["error"].startswith("bad.txt is not UTF-8 text: ") and "--encoding" in bad["error"]
+    assert bad["error"].startswith("bad.txt is not UTF-8 text: ")
 
 
 def test_standard_input_and_gzip(call, monkeypatch):
@@ -192,12 +180,10 @@ def test_columns_that_are_not_there_are_named(call):
 
 def test_a_carried_column_hides_no_number_and_no_other_column(call):
     given = {"text": TEXTS[0], "perplexity": "high", "name": "n", "name_given": "m", "error": "e"}
-    write_table("table.jsonl", [given])
-    (row,) = rows_of(call("table.jsonl", "--format=jsonl"))
-    assert (row["perplexity_given"], row["name_given"], row["name_given_given"]) == (
-        *("high", "m", "n"),
-    )
-    assert row["perplexity"] > 1
+    write_table("t.jsonl", [given])
+    (row,) = rows_of(call("t.jsonl", "--format=jsonl"))
+    carried = [row[f"{name}_given"] for name in ("perplexity", "name", "name_given")]
+    assert carried == ["high", "m", "n"] and row["perplexity"] > 1
 
 
 def test_rows_of_json_may_lack_columns_and_categories_of_parquet_are_texts(call):
@@ -211,21 +197,17 @@ def test_rows_of_json_may_lack_columns_and_categories_of_parquet_are_texts(call)
 
 def test_a_row_that_cannot_be_scored_is_named(call):
     write_table("t.jsonl", [{"id": "a", "text": TEXTS[0]}, {"id": "b", "text": " "}])
-    argv = ["t.jsonl", "--add-start-token=false", "--id-column=id"]
-    outcome = call(*argv, "--json")
+    outcome = call("t.jsonl", "--add-start-token=false", "--id-column=id", "--json")
     (refused,) = outcome.json["refused_rows"]
     assert (outcome.code, refused["name"], refused["row"]) == (2, "b", 1)
     assert outcome.err.startswith("score.py: error: b: ")
-    assert "b: " in call(*argv).out
 
 
 def test_empty_rows_are_left_out_and_counted(call):
-    write_table("table.jsonl", [{"text": ""}, {"text": TEXTS[0]}, {"text": None}])
-    outcome = call("table.jsonl", "--json")
-    assert (outcome.code, outcome.json["num_empty_texts"]) == (0, 2)
-    assert "2 empty rows were skipped." in call("table.jsonl").out
-    write_table("empty.jsonl", [{"text": ""}, {"text": ""}])
-    assert "All texts are empty." in call("empty.jsonl").err
+    write_table("t.jsonl", [{"text": ""}, {"text": TEXTS[0]}, {"text": None}])
+    assert "2 empty rows were skipped." in call("t.jsonl").out
+    write_table("t.jsonl", [{"text": ""}, {"text": ""}])
+    assert "All texts are empty." in call("t.jsonl").err
 
 
 def test_empty_rows_count_beside_protocols_that_join_them(call):
@@ -269,17 +251,15 @@ def test_a_dataset_is_read(call, kind):
 
 # ---- mistakes
 
-FINE = {
-    "prose": "He came, he saw. Then he went home, and slept.",
-    "verse with a comma a line": "Roses are red, violets are blue,\nSugar is sweet, and so\n",
-    "a list of words": "apples\npears\n",
-}
 
-
-@pytest.mark.parametrize("text", FINE.values(), ids=FINE)
-def test_a_csv_that_is_read_as_prose_is_warned_of(call, text):
+def test_a_csv_that_is_read_as_prose_is_warned_of(call):
     Path("a.txt").write_text("id,text\n1,w5 w6\n2,w7 w8\n")
     (warning,) = call("a.txt").warnings
     assert warning.startswith("score.py: warning: a.txt looks like CSV, but is read as prose")
-    Path("a.txt").write_text(text)
-    assert call("a.txt").warnings == []
+    for text in (
+        "He came, he saw. He slept.",
+        "apples\npears\n",
+        "Red roses,\nwhite lilies, and so\n",
+    ):
+        Path("a.txt").write_text(text)
+        assert call("a.txt").warnings == []
