@@ -72,6 +72,9 @@ PRINTED = {
     "megatron": ("perplexity", "adjusted_perplexity", "nats_per_token"),
     "fairseq": ("perplexity", "bits_per_token"),
 }
+COUNT_ALL_LABELS = (
+    "run-clm",
+)  # tools that may count the first label of a block, which is unscored
 # Decimals that tools print, and the factor by which matching decimals increase the likelihood.
 DECIMALS = {"llama.cpp": 4, "lm-eval": 4, "run-clm": 4, "exllamav2": 4, "mlx-lm": 3}
 SAME_DECIMALS = 3.0
@@ -513,10 +516,9 @@ def averages_of(result: dict, corpus: Corpus) -> dict[str, float]:
         bits = known.get(f"bits_per_{unit}")
         if bits is not None and bits < 1024:  # else it would leave the range of floats
             known[f"{unit}_perplexity"] = 2.0**bits
-    if protocol.name == "run-clm":
-        # `Trainer.evaluate` divides by all labels of a block, of which the first is unscored, in
-        # transformers from 4.57 until 2026, and still for models such as GPT-2, whose loss it does
-        # not recognise as shifted.
+    if protocol.name in COUNT_ALL_LABELS:
+        # `Trainer.evaluate` does so in transformers from 4.57 until 2026, and still for models such as
+        # GPT-2, whose loss it does not recognise as shifted.
         loss = math.log(perplexity) * (result["max_length"] - 1) / result["max_length"]
         known |= {"trainer_nats_per_token": loss, "trainer_perplexity": math.exp(loss)}
     return {name: known[name] for name in AVERAGES if known.get(name) is not None}

@@ -31,7 +31,6 @@ WIKITEXT_STEPS = (
 
 
 def count_words(text: str) -> int:
-    """Count the words between white space."""
     return len(text.split())
 
 
@@ -41,7 +40,7 @@ def count_words_and_ends(text: str) -> int:
 
 
 def count_words_and_lines(text: str) -> int:
-    """Count as Megatron-LM: split at single spaces, so that line ends in WikiText's form are words."""
+    """Count as Megatron-LM: split at single spaces, so that WikiText's line ends are words."""
     return len(text.strip().split(" "))
 
 
@@ -58,50 +57,50 @@ class Protocol:
 
     Attributes:
         name: the value of `protocol=`.
-        source: the tool with this protocol.
         description: one sentence on what it does, for help texts and the Space.
-        max_length: tokens in a window; None for the model's own limit, which also caps a
-            number given here; "tokenizer or 1024" for the limit of the tokenizer, or 1024 if
-            that is more than the model accepts.
-        stride: distance between the first tokens of two windows; None for `max_length`,
-            "half" for half of it.
+        max_length: tokens in a window; None for the model's own limit, which also caps a number
+            given here; "tokenizer or 1024" for the tokenizer's, or 1024 if the model accepts less
+            than that.
+        stride: distance between the first tokens of two windows; None for `max_length`, "half" for
+            half of it.
         encoding: "plain" encodes the text alone, "default" with the special tokens that the
             tokenizer adds by default, "default once" so unless the text begins with the start
-            token, "default ended" so with the end-of-text token unless the text has it last, "lines"
-            each line alone and the end-of-text token after it; added tokens are part of the text.
-        start: the start token: "chosen" by the user's `add_start_token`, "once" before the text,
-            "every if any" at the head of every window if the tokenizer has one, "replace" for
-            the first token of every window if the tokenizer adds one by default, or "none".
-        start_is: which token that is: "bos", "bos or eos", or "eos".
+            token, "default ended" so with the end-of-text token unless the text has it last,
+            "lines" each line alone and the end-of-text token after it; added tokens are part of
+            the text.
+        start: the start token: "chosen" by `add_start_token`, "once" before the text, "every if
+            any" at the head of every window if the tokenizer has one, "replace" for the first
+            token of every window if the tokenizer adds one by default, or "none".
+        start_is: which token that is.
         start_choices: the values of `add_start_token` that the tool supports.
-        drops_written_start: whether a start token at the start of a text counts as the start token;
-            other tools score it as text.
+        drops_written_start: whether a start token at the start of a text counts as the start
+            token; other tools score it as text.
         scores_next: whether a window also scores the token after it, from its last row, and so
-            reads `max_length` tokens instead of `max_length - 1`: "always", "never", or
-            "without overlap", where windows share no token.
-        feeds_last: whether the tool also feeds a window's last token, from which it scores nothing;
-            that shows where scores depend on the length of a pass.
-        scores: "new" tokens, which no earlier window has scored, the "second half" of
-            each window, or "all" tokens of each.
-        first_window: number of tokens of the first window: "full", like all others, or at most a
-            "stride", after which windows grow to their full length.
-        last: treatment of a last window that the text does not fill: it stays "short", it is
-            moved left to "full" context, it is "dropped", or, with "cut", the text ends with its
-            first window; with "popped", the last window that has a token after it is dropped too.
-        join: None scores every text alone; a string joins the texts with it first; "tokens"
-            joins their token ids.
+            reads `max_length` tokens instead of `max_length - 1`; "without overlap": if windows
+            share none.
+        feeds_last: whether the tool also feeds a window's last token, from which it scores
+            nothing; that shows where scores depend on the length of a pass.
+        scores: "new" tokens, which no earlier window has scored, the "second half" of each window,
+            or "all" tokens of each.
+        first_window: whether the first window is "full", or at most a "stride", after which
+            windows grow to their full length.
+        last: treatment of a last window that the text does not fill: it stays "short", is moved
+            left to "full" context, or is "dropped"; with "popped" also the last one that has a
+            token after it, and with "cut" all but the first.
+        join: None scores every text alone; a string joins the texts with it first; "tokens" joins
+            their token ids.
         texts_joined: number of texts per joined stream; None for all.
-        aggregate: how token scores become the perplexity: over all "tokens", the mean of
-            "window means", that mean weighted as the guide does ("guide weights"), the mean of
-            the "texts", or over all tokens with Megatron's "capped" mean.
+        aggregate: how token scores become the perplexity: over all "tokens", the mean of "window
+            means", that mean as the guide weights it, of the "texts", or over all tokens with
+            Megatron's "capped" mean.
         error: the ± that the tool prints: "population" (llama.cpp), "sample" (mlx-lm) or None.
         min_windows: minimum number of windows of a text that the tool accepts.
         pairs: how a text is separated from its context: "by characters", in the windows of both
             together; "by lengths", after the number of tokens of the context alone, in one window
             that ends with the text; None if contexts are not supported.
         supported_arguments: arguments with a counterpart in the tool.
-        count_words: how the tool counts the words of a text.
-        detokenize: the tool's conversion of WikiText's word-level form to prose, if any.
+        count_words, detokenize: how the tool counts the words of a text, and converts WikiText's
+            word-level form to prose, if it does.
 
     The types list the values that the project supports; `mypy` checks the rows against them.
     """
@@ -135,12 +134,7 @@ class Protocol:
     detokenize: Callable | None = None
 
     def usual_stride(self, max_length: int, starts_every_window: bool = False) -> int:
-        """Return the default stride of the tool, in tokens.
-
-        Args:
-            max_length: number of places in a window.
-            starts_every_window: whether a start token takes one of them.
-        """
+        """Return the default stride of the tool, in tokens."""
         if self.stride == "half":
             return max(1, max_length // 2)
         places = max_length - starts_every_window
@@ -187,9 +181,7 @@ ROWS = (
     Protocol(
         "transformers-docs-weighted",
         source="transformers guide, present form",
-        description=(
-            "The same windows; each window's average is weighted by its number of tokens, less one."
-        ),
+        description="The same windows, their averages weighted by their tokens less one.",
         feeds_last=True,
         stride="half",
         encoding="default",
@@ -227,10 +219,7 @@ ROWS = (
     Protocol(
         "paloma",
         source="Paloma and OLMo-Eval",
-        description=(
-            "As lm-eval, with at most 2048 tokens, but the text always begins with the end-of-text "
-            "token."
-        ),
+        description="As lm-eval, with at most 2048 tokens, after the end-of-text token.",
         max_length=2048,
         start="once",
         start_is="eos",
@@ -240,10 +229,7 @@ ROWS = (
     Protocol(
         "llama.cpp",
         source="llama.cpp, llama-perplexity",
-        description=(
-            "Windows do not overlap, and only the second half of each is scored; what does not "
-            "fill a window is dropped."
-        ),
+        description="Windows do not overlap; the second half of full ones is scored.",
         feeds_last=True,
         max_length=512,
         encoding="default",
@@ -257,10 +243,7 @@ ROWS = (
     Protocol(
         "gptq",
         source="GPTQ and AWQ papers",
-        description=(
-            "Windows do not overlap, the first token of each is not scored, and what does not fill "
-            "a window is dropped."
-        ),
+        description="Windows do not overlap; all but the first token of full ones is scored.",
         feeds_last=True,
         max_length=2048,
         encoding="default",
@@ -279,10 +262,7 @@ ROWS = (
     Protocol(
         "megatron",
         source="Megatron-LM, zero-shot evaluation",
-        description=(
-            "Windows are at most 32 tokens apart unless you choose otherwise; the mean is capped "
-            "at 20 nats."
-        ),
+        description="Windows at most 32 tokens apart by default; the mean is capped at 20 nats.",
         stride=32,
         scores_next="always",
         join="\n\n",
@@ -321,10 +301,7 @@ ROWS = (
     Protocol(
         "yarn",
         source="YaRN, eval/perplexity.py",
-        description=(
-            "Windows at most 256 tokens apart, each with the start token; the average is taken "
-            "over windows instead of tokens."
-        ),
+        description="Windows at most 256 tokens apart, each with the start token, are averaged.",
         feeds_last=True,
         stride=256,
         start="every if any",
