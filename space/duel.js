@@ -123,7 +123,7 @@ function introduce(number, beat) {
     make("p", "lead", `Ten words of “${title}” are hidden. For each, you and a language model bet on six.`), ...friend,
     make("p", "", `Tap the word that you think comes next; tap again, up to three times, to bet more. Who puts more on the word that came, wins it.${tongue}`),
     make("p", "quiet", `${keys}A minute or two. Your bets stay in this browser.`), begin);
-  begin.focus();
+  begin.focus({ preventScroll: true });
   return null;
 }
 

@@ -8,6 +8,9 @@ const RANKS = [1, 10, 100, 1000, 10000];
 const stage = byId("stage"), area = byId("text"), mirror = byId("mirror"), over = byId("over");
 const says = byId("says"), HINT = says.textContent, tip = byId("tip"), band = make("div", "band");
 
+const quoted = (piece) =>
+  piece.trim() ? `“${visible(piece)}”` : piece.includes("\n") ? "a new line" : "a space";
+
 /* Pieces of a scored text laid over what stands in the box now: those before and behind a change stay.
    Gives lengths and classes of what is to be shown, and which piece each of them is, -1 for none. */
 function align({ text, lengths, classes }, before, now) {
@@ -184,7 +187,7 @@ class Editor {
     if (!range || bits[range[0]] === null) return;
     const own = bits.slice(range[0], range[1] + 1).reduce((a, b) => a + b, 0);
     const top = range[0] === range[1] && alternatives?.[range[0]]?.[0];
-    const expected = top ? ` It expected “${visible(top[0].trim())}” most (${percent(top[1])}).` : "";
+    const expected = top ? ` It expected ${quoted(top[0])} most (${percent(top[1])}).` : "";
     const word = visible(this.laid.words(this.places[n]));
     say(`“${word}”: ${oneIn(own)}, after ${tokens(context[range[0]])}.${expected}`);
   }

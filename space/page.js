@@ -139,7 +139,7 @@ function tellWorst(worst) {
   word.type = "button";
   word.addEventListener("click", () => editor.reveal(worst.piece));
   told.append("Biggest surprise: ", word, `, ${worst.odds}.`);
-  if (worst.expected) told.append(" It expected “", make("b", "", worst.expected), "”.");
+  if (worst.expected) told.append(" It expected ", make("b", "", quoted(worst.expected)), ".");
 }
 
 /* The scale from certainty to nonsense: landmarks below a line, the text above it with its ±. */

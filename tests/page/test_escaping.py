@@ -1,21 +1,14 @@
 """A visitor's text never becomes HTML."""
 
-from pages import MANY, OWN_TAGS, Reader
+from pages import OWN_TAGS, Reader
 
 from perplexity_sliding.views.comparison import comparison_view
-from perplexity_sliding.views.text import escape
 from space.jobs import Job
 from space.memory_view import memory_view
 from space.models import BUNDLED
 from space.page import write_page
 from space.settings import Settings
 from space.tools_view import tools_view
-
-
-def test_escaped_text_is_the_same_text():
-    page = escape(MANY)
-    assert not set(page) & set("<>\"'{}$`")
-    assert "".join(Reader(page).text) == MANY
 
 
 def test_no_view_lets_a_visitors_text_become_html(service):

@@ -58,10 +58,3 @@ def test_memory(service, parts, shown):
     assert any(conclusions(list(memory.by_context))) == shown
     interval = memory.by_context[0]["ratio_to_longest"]["interval"]  # of fewer parts than the text
     assert ("too short to tell" in memory_view(memory)) == (interval is None)
-
-
-@pytest.mark.parametrize("parts, shown", PARTS)
-def test_tools(service, parts, shown):
-    sweep = service.every_protocol(text_of(parts), Settings(BUNDLED, WINDOW, 16), Job(600))
-    ratios = [one.result["ratio_to_first"] for one in sweep.scored[1:]]
-    assert ratios and any(ratio["interval"] for ratio in ratios) == shown

@@ -17,7 +17,6 @@ from space.settings import Settings
 @pytest.mark.parametrize(
     "text, said",
     [
-        ("", "There is no text yet"),
         ("  \n ", "There is no text yet"),
         (None, "There is no text yet"),
         ("x" * 101, "101 characters, and this page takes 100 at most"),
