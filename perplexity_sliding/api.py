@@ -34,13 +34,12 @@ from .engines.sources import (
     WithoutAdapter,
     check_model_source,
     check_reference,
-    compare_tokenizers,
     in_use_together,
     read_alike,
     smallest_limit,
 )
 from .errors import ArgumentError, ArgumentTypeError, Wording, wording_of
-from .models.interface import EngineModel, ScoredModel
+from .models.interface import ScoredModel
 from .plan.measurement import Corpus, Measurement, own_window, plan_settings
 from .plan.parts import Parts, check_parts, separate_chats
 from .plan.tokenization import Chat, Range
@@ -400,8 +399,6 @@ def score(
     model = models[0]
     for one in models:
         prepare_model(one, measurements if one is model else plan.of_reference or measurements)
-        if isinstance(one, EngineModel):
-            compare_tokenizers(one, measurements[0].texts)
     comparisons: Sequence[Comparison | None] = [None] * len(measurements)
     work: Work
     if plan.carrier is not None:

@@ -58,9 +58,6 @@ class FakeServer:
     def post(self, path, body):
         if path == "/v1/completions":
             return self.complete(body)
-        if path == "/tokenize" and "vllm" in self.forms:
-            ids = self.tokenizer(body["prompt"], add_special_tokens=False)["input_ids"]
-            return 200, {"tokens": ids, "count": len(ids)}
         if path == "/generate" and "sglang" in self.forms:
             return self.generate(body)
         return 404, {"detail": "Not Found"}

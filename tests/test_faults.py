@@ -288,7 +288,6 @@ ARGUMENTS = [
     folder_row("device='tpu9' by name", untouched, Refused(ValueError, r"`device` must be a device of this machine.* got 'tpu9'"), device="tpu9"),
     folder_row("device='cuda:99' by name", untouched, Refused(ValueError, r"`device` must be a device of this machine.* got 'cuda:99'"), device="cuda:99"),
     folder_row("dtype='float8' by name", untouched, Refused(ValueError, r"`dtype` must be 'auto', 'float32', .* got 'float8'"), dtype="float8"),
-    folder_row("model_kwargs=['revision'] by name", untouched, Refused(TypeError, r"`model_kwargs` must be a dict .*\['revision'\]"), model_kwargs=["revision"]),
     given_as("model_id", "", Refused(TypeError, r"`model_id` must be the name of a model .* got ''"), "model_id='' by itself", model=None, tokenizer=None),
     folder_row("no such argument of from_pretrained", untouched, Refused(ValueError, "`model_id`=.* could not be loaded.*no_such"), model_kwargs={"no_such": 1}),
     *[

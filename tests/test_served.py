@@ -149,26 +149,6 @@ def test_what_a_server_cannot_give(metric, servers, tokenizer, arguments, reason
         )
 
 
-class CutsByItself(FakeServer):
-    """Its own tokenizer joins two tokens that the given one does not."""
-
-    def post(self, path, body):
-        status, reply = super().post(path, body)
-        if path == "/tokenize":
-            reply["tokens"][5:7] = [3]
-        return status, reply
-
-
-def test_own_tokenizer_of_the_server(metric, gpt2, tokenizer):
-    """A server that is sent ids gives the numbers of another tokenizer than its users see."""
-    cutting = running(CutsByItself(gpt2, tokenizer))
-    with (
-        cutting as address,
-        pytest.warns(UserWarning, match="tokenizes the texts differently .* from token 6 on"),
-    ):
-        metric.compute(predictions=TEXTS, model_id=address, tokenizer=tokenizer)
-
-
 def test_tokenizer_is_found_by_the_root(metric, gpt2, tmp_path):
     tokenizer = make_tokenizer()
     root = save(tmp_path / "folder", gpt2, tokenizer)

@@ -139,14 +139,6 @@ class GGUFModel(EngineModel):
             if library.llama_vocab_get_attr(vocabulary, token) & ordinary
         }
 
-    def tokenize(self, text: str) -> list[int]:
-        raw = text.encode(errors="replace")
-        tokens = (self.library.llama_token * (len(raw) + 8))()
-        count = self.library.llama_tokenize(
-            self._vocabulary, raw, len(raw), tokens, len(tokens), False, True
-        )
-        return list(tokens[: max(0, count)])
-
     def in_use(self) -> AbstractContextManager:
         return self.lock
 

@@ -1,8 +1,7 @@
 """A model that returns log-probabilities of tokens instead of logits: how it is asked, and what it is tested for.
 
-It is a server of vLLM, SGLang or OpenAI's legacy completions API, or a live `vllm.LLM`.  All read token
-ids and return a value for every token of a prompt but the first, which must depend only on the tokens
-before it; random prompts show whether it does, and their values recognise the model later.
+All APIs read token ids and return a value for every token of a prompt but the first, which must depend
+only on the tokens before it; random prompts show whether it does, and their values recognise the model.
 
 vLLM: POST /v1/completions with `prompt_logprobs`; https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html
 SGLang: POST /generate with `return_logprob`; https://docs.sglang.ai/basic_usage/native_api.html
@@ -14,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -107,14 +106,12 @@ class LogprobsAPI:
     Attributes:
         name: its name in messages and the signature.
         path: path of requests.
-        tokenizer_path: path for tokenizing a text; empty if unavailable.
         gives_ranks: whether it returns the rank of a token.
         forces: whether it can score a token after the last one read.
     """
 
     name: str
     path = "/v1/completions"
-    tokenizer_path = ""
     gives_ranks = False
     forces = False
 
@@ -129,11 +126,7 @@ class LogprobsAPI:
         return settings | {"stream": False, "temperature": 1.0, "top_p": 1.0}
 
     def read(self, reply: Any, prompts: Sequence[Prompt], num_likeliest: int) -> list[TokenValues]:
-        """Read the answer to a request, and compare it with the prompts.
-
-        Raises:
-            AnswerError: it does not contain the requested values.
-        """
+        """Read the answer to a request, and compare it with the prompts."""
         values: list[TokenValues] = []
         try:
             answers = self._answers(reply)
@@ -151,7 +144,7 @@ class LogprobsAPI:
         return values
 
     def _answers(self, reply: Any) -> list:
-        """Return the answers to the prompts in their order; here the choices of a completion."""
+        """Return the answers to the prompts in their order."""
         choices = {int(choice["index"]): choice for choice in reply["choices"]}
         return [choices[number] for number in range(len(choices))]
 
@@ -163,8 +156,7 @@ class LogprobsAPI:
 class VLLM(LogprobsAPI):
     """vLLM's `prompt_logprobs`, with ids and ranks; `allowed_token_ids` scores the last token."""
 
-    name, tokenizer_path = "vLLM", "/tokenize"
-    gives_ranks, forces = True, True
+    name, gives_ranks, forces = "vLLM", True, True
 
     def body(self, served_name: str, prompts: Sequence[Prompt], num_likeliest: int) -> dict:
         body = super().body(served_name, prompts, num_likeliest)
@@ -313,33 +305,14 @@ def values_of_rows(rows: Sequence[Row], tokens: Sequence[int], num_likeliest: in
 # --- models ---------------------------------------------------------------------------------------
 
 
-class Source(Protocol):
-    """A source of the values of tokens: a server, or an engine in this process.
-
-    `values` raises an AnswerError or a ServerError where there are none; `values_of_all` yields the
-    number of each request with its values or AnswerError, as answers arrive; `tokenize` returns the
-    engine's own token ids, or None.
-    """
-
-    @property
-    def api(self) -> LogprobsAPI: ...
-
-    def connected(self) -> AbstractContextManager: ...
-
-    def values(self, prompts: Sequence[Prompt], num_likeliest: int = 0) -> list[TokenValues]: ...
-
-    def values_of_all(
-        self, requests: Iterable[Sequence[Prompt]], num_likeliest: int
-    ) -> Iterator[tuple[int, Sequence[TokenValues] | AnswerError]]: ...
-
-    def tokenize(self, text: str) -> list[int] | None: ...
-
-
 @dataclass(eq=False)
 class ServedModel(EngineModel):
     """A model that returns scores of tokens; otherwise like `LanguageModel`.
 
     Attributes:
+        source: a server, or an engine in this process.  `values` raises an AnswerError or a ServerError
+            where there are none; `values_of_all` yields the number of each request with its values or
+            AnswerError, as answers arrive.
         limit: limits of a window and of the tokens that a request reads.
         engine: name and version of the program that runs it, for the signature.
         dtype: dtype of its computations, if known.
@@ -348,7 +321,7 @@ class ServedModel(EngineModel):
             is recognised; known after `check`.
     """
 
-    source: Source
+    source: Any
     tokenizer: PreTrainedTokenizerBase
     name: str
     description: str
@@ -386,11 +359,8 @@ class ServedModel(EngineModel):
     def _test(self, ids: list[int]) -> tuple[Prompt, np.ndarray]:
         """Test the source with random prompts of at most `len(ids)` tokens, the forced one included.
 
-        Raises:
-            AnswerError: an answer has an invalid format.
-            ServerError: there is no answer.
-            ValueError: values are impossible, at wrong tokens, after a start token that was not sent,
-                or different in a second request.
+        Values must be possible, at their tokens, without a start token that was not sent, and the same in
+        a second request.
         """
         vocabulary = set(self.tokenizer.get_vocab().values())
         ordinary = np.array(sorted(vocabulary - set(self.tokenizer.all_special_ids)))
@@ -458,9 +428,6 @@ class ServedModel(EngineModel):
         if not self.is_same():
             raise changed_model(self.description)
 
-    def tokenize(self, text: str) -> list[int] | None:
-        return self.source.tokenize(text)
-
     def measure_probe(self) -> float:
         return float(self.nll.mean())
 
@@ -471,7 +438,7 @@ class ServedModel(EngineModel):
 
 
 def differ(values: np.ndarray, expected: np.ndarray) -> bool:
-    """Return whether values (N,) in nats differ by more than rounding."""
+    """Return whether values (N,) in nats differ by more than rounding in half precision."""
     with np.errstate(invalid="ignore"):
         difference = values - expected
     return not (
@@ -542,11 +509,6 @@ class EngineSource:
                     yield number, self.api.read(own, prompts, num_likeliest)
                 except AnswerError as error:
                     yield number, error
-
-    def tokenize(self, text: str) -> list[int] | None:
-        if self.engine.llm_engine.model_config.skip_tokenizer_init:
-            return None
-        return self.engine.get_tokenizer()(text, add_special_tokens=False)["input_ids"]
 
     def _generate(self, prompts: Sequence[Prompt], num_likeliest: int) -> list:
         """Run the engine on prompts, with sampling that leaves distributions unchanged."""

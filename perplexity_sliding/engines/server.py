@@ -195,15 +195,6 @@ class Server:
                 raise answer
             yield number, answer
 
-    def tokenize(self, text: str) -> list[int] | None:
-        if not self.api.tokenizer_path:
-            return None
-        body = {"model": self.served_name, "prompt": text, "add_special_tokens": False}
-        try:
-            return self.request("POST", self.api.tokenizer_path, body).get("tokens")
-        except ServerError:
-            return None
-
 
 # --- opening --------------------------------------------------------------------------------------
 

@@ -1,7 +1,6 @@
 """The models of a call: named or live, opened, kept open for the next call, and used together."""
 
 import os
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import astuple, dataclass, replace
@@ -16,10 +15,9 @@ from transformers.utils import is_peft_available
 from ..arguments import WITHOUT_ADAPTER, is_address
 from ..errors import ArgumentError, ArgumentTypeError
 from ..models.identity import check_tokenizer
-from ..models.interface import Batch, EngineModel, LogitBlocks, Prefix, ScoredModel
+from ..models.interface import Batch, LogitBlocks, Prefix, ScoredModel
 from ..models.language_model import LanguageModel
 from ..models.loading import files_state, resolve_device, resolve_dtype, snapshot
-from ..plan.tokenization import tokenize
 from ..plan.windows import ContextLimit
 from .gguf import GGUFModel, is_gguf
 from .served import adopt_vllm, is_vllm
@@ -28,8 +26,6 @@ from .served import adopt_vllm, is_vllm
 REFERENCE_KEYS = ("model_id", "model", "tokenizer", "dtype", "model_kwargs")
 # Arguments of a named model, and what they are called in `model_kwargs`.
 OF_NAMED = {"device": "device_map", "dtype": "torch_dtype", "model_kwargs": "model_kwargs"}
-# Characters whose tokens are compared, and tokens that a warning shows.
-MOST_CHARACTERS, SHOWN_TOKENS = 10**6, 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +116,7 @@ class OpenModels:
         return self._opened[source.role][1]
 
     def close(self, role: str) -> None:
-        """Drop the model of a role, to free its memory or because it is no longer usable."""
+        """Drop the model of a role, to free its memory."""
         self._opened.pop(role, None)
 
 
@@ -132,12 +128,6 @@ def check_model_source(source: ModelSource) -> ModelSource:
     if (model_id is None) == (model is None):
         got = "neither" if model is None else "both"
         raise ValueError(f"Exactly one of `model_id` and `model` must be given, got {got}.")
-    if not isinstance(source.model_kwargs, dict | None):
-        raise ArgumentTypeError(
-            named("model_kwargs"),
-            "be a dict of from_pretrained arguments",
-            got=repr(source.model_kwargs),
-        )
     if model is None and (not isinstance(model_id, str) or not model_id):
         raise ArgumentTypeError(
             named("model_id"),
@@ -146,12 +136,9 @@ def check_model_source(source: ModelSource) -> ModelSource:
             advice=f"Pass a loaded model as `{named('model')}`.",
         )
     if isinstance(model, str | PathLike):
-        raise ArgumentTypeError(
-            named("model"),
-            "be a loaded model",
-            got=f"the name {str(model)!r}",
-            advice=f"Pass it as `{named('model_id')}`.",
-        )
+        advice = f"Pass it as `{named('model_id')}`."
+        got = f"the name {str(model)!r}"
+        raise ArgumentTypeError(named("model"), "be a loaded model", got=got, advice=advice)
     if model is not None and source.tokenizer is None and source.role == "model":
         raise ArgumentError("tokenizer", "be given with `model`", got="None")
     for name, other in OF_NAMED.items():
@@ -276,7 +263,7 @@ def adapter_layers(model: torch.nn.Module) -> list:
 
 @contextmanager
 def in_use_together(models: Sequence[ScoredModel]) -> Iterator[None]:
-    """Lock models in the same order in all threads, to avoid deadlocks."""
+    """Lock models in the same order in all threads."""
     with ExitStack() as stack:
         for model in sorted(models, key=lambda model: id(model.lock)):
             stack.enter_context(model.in_use())
@@ -284,7 +271,6 @@ def in_use_together(models: Sequence[ScoredModel]) -> Iterator[None]:
 
 
 def smallest_limit(models: Sequence[ScoredModel]) -> ContextLimit:
-    """Return the limit that all models share."""
     fields = zip(*(astuple(model.limit) for model in models))
     return ContextLimit(*(min(filter(None, limits), default=None) for limits in fields))
 
@@ -330,22 +316,3 @@ def same_vocabulary(
         for each in both
     )
     return tokens == reference_tokens
-
-
-def compare_tokenizers(model: EngineModel, texts: Sequence[str]) -> None:
-    """Warn about an engine, which reads any ids, whose own tokenizer segments texts differently."""
-    text = "\n".join(texts)[:MOST_CHARACTERS]
-    own, ids = model.tokenize(text), tokenize(model.tokenizer, [text])[0].ids.tolist()
-    if own is None or own == ids:
-        return
-    place = next((n for n, (a, b) in enumerate(zip(own, ids)) if a != b), min(len(own), len(ids)))
-    by_itself, given = (
-        [model.tokenizer.decode([token]) for token in tokens[place : place + SHOWN_TOKENS]]
-        for tokens in (own, ids)
-    )
-    warnings.warn(
-        f"{model.description} tokenizes the texts differently from the given tokenizer, whose tokens "
-        f"are scored: from token {place + 1:,} on into {by_itself} instead of {given}. Other users of "
-        "the model get its own tokens.",
-        stacklevel=2,
-    )

@@ -173,10 +173,6 @@ class EngineModel(ScoredModel):
     def measure_probe(self) -> float:
         raise NotImplementedError
 
-    def tokenize(self, text: str) -> list[int] | None:
-        """Return the engine's own token ids of a text; None if unavailable."""
-        return None
-
 
 # --- the signature --------------------------------------------------------------------------------
 

@@ -46,13 +46,12 @@ class Parts:
     """The scored parts of the texts: exactly one of contexts, spans and chats is given.
 
     Attributes:
-        contexts: context that is read before each text.
         spans: half-open ranges of the scored characters of each text.
         chats: messages to score instead of texts; only the assistant's are scored.
         written: the chats as formatted by another model's template, and their scored spans.
+        boundary: "joint" scores a token that spans the edge of a scored part as a whole; "separate"
+            tokenizes context and text separately, so that none does.
         template: digest of the template that formats chats; empty until it is known.
-        boundary: treatment of a token that spans the edge of a scored part.  "joint": score the
-            whole token.  "separate": no token does, because context and text are tokenized separately.
     """
 
     contexts: Sequence[str] | None = None
@@ -168,7 +167,6 @@ def read_parts(
 def read_spans(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], spans: Sequence[Sequence[Range]]
 ) -> list[TokenizedText]:
-    """Tokenize texts and find the tokens of the scored spans; a token partly in a span is scored."""
     check_fast(tokenizer)
     streams = tokenize(tokenizer, list(texts), with_offsets=True)
     return [
@@ -247,7 +245,6 @@ def cut_by_lengths(
 
 
 def warn_of_spanning(texts: Sequence[str], streams: Sequence[TokenizedText]) -> None:
-    """Warn about texts in which a token spans the edge of the scored part."""
     spanning = [number for number, stream in enumerate(streams) if any(stream.scored_part.tails)]
     if not spanning:
         return
@@ -270,14 +267,7 @@ def warn_of_spanning(texts: Sequence[str], streams: Sequence[TokenizedText]) -> 
 
 
 def separate_chats(predictions: Any) -> tuple[Any, list[Chat] | None]:
-    """Separate chats from texts.
-
-    Returns:
-        the texts, or the assistant's messages of each chat; and the chats, or None.
-
-    Raises:
-        ValueError: there are both texts and chats, or a message is invalid.
-    """
+    """Return the texts, or the assistant's messages of each chat; and the chats, or None."""
     if isinstance(predictions, str) or not isinstance(predictions, Sequence):
         return predictions, None
     chats = [value for value in predictions if is_chat(value)]
@@ -319,10 +309,6 @@ def read_chats(
     """Format chats with the tokenizer's template and tokenize them; the assistant's turns are scored.
 
     The special tokens that end a turn are scored, but are not part of the assistant's words.
-
-    Raises:
-        ValueError: the tokenizer has no template, the template fails on a chat or does not format it as
-            a continuation of its beginning, or the assistant has no words in a chat.
     """
     check_fast(tokenizer)
     template = getattr(tokenizer, "chat_template", None)
@@ -357,12 +343,7 @@ def read_chats(
 def write(
     tokenizer: PreTrainedTokenizerBase, messages: Chat, number: int, prompts: bool = False
 ) -> str:
-    """Format a chat, or its beginning.
-
-    Args:
-        number: the chat's position, for errors.
-        prompts: whether to add the generation prompt.
-    """
+    """Format a chat, or its beginning, with the generation prompt or without; `number` is for errors."""
     # in a list, because transformers does not recognise an empty chat
     chats = [[dict(message) for message in messages]]
     try:
@@ -387,9 +368,6 @@ def find_turns(
 
     A turn is what the chat up to it has after the chat before it and the generation prompt, without
     trailing white space.
-
-    Raises:
-        TextsError: the template formats the beginning of a chat differently from the whole.
     """
     spans: list[list[Range]] = [[] for _ in chats]
     headers: dict[int, str] = {}
@@ -456,11 +434,6 @@ def without_ends(stream: TokenizedText, special: set[int]) -> TokenizedText:
 
 
 def windows_of_part(plan: Plan, stream: TokenizedText) -> list[Window]:
-    """Plan the windows that score a part of a text.
-
-    Raises:
-        ValueError: the part does not fit into the protocol's single window.
-    """
     part = stream.scored_part
     if plan.protocol.pairs != "by lengths":
         return restrict_windows(plan.windows(len(stream)), part.targets)

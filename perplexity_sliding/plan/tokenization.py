@@ -1,7 +1,7 @@
 """Convert texts to token ids and tokens to texts: encodings, start tokens, joined texts.
 
-This module depends on tokenizers, not on models.  Arrays are numpy arrays: ids (N,), and offsets
-(N, 2) in characters of the original text, which include the white space of a token.
+Arrays are of numpy: ids (N,), and offsets (N, 2) in characters of the original text, which include
+the white space of a token.
 """
 
 import io
@@ -37,13 +37,12 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True)
 class ScoredPart:
-    """The part of a text that is scored; the rest is read as context.
+    """The part of a text that is scored; the rest is read as context.  Ranges are half-open.
 
     Attributes:
-        targets: half-open ranges (first, end) of the scored tokens, ascending.
-        spans: half-open ranges of the scored characters.
-        tails: for each of `targets`, the characters of its first token before the span; "" if the
-            token begins with the span.
+        targets: ranges of the scored tokens, ascending.
+        spans: ranges of the scored characters.
+        tails: for each of `targets`, the characters of its first token before the span.
         longer: of chats, the spans with the ends of turns, whose tokens are scored; empty elsewhere.
     """
 
@@ -57,7 +56,6 @@ class ScoredPart:
         return sum(end - first for first, end in self.targets)
 
     def of(self, text: str) -> str:
-        """Concatenate the scored spans of a text."""
         return "".join(text[first:end] for first, end in self.spans)
 
     def without_first(self, begin: int) -> "ScoredPart":
@@ -78,8 +76,7 @@ class TokenizedText:
 
     Attributes:
         ids: token ids (N,), without the start token.
-        offsets: half-open range of the characters of each token (N, 2), or None if the tokenizer
-            returns none.
+        offsets: half-open range of the characters of each token (N, 2), if the tokenizer returns them.
         added: marks special tokens added by the tokenizer or the protocol (N,).
         begin: number of characters of a dropped start token at the head of the text.
         part: the scored part of the text; None for the whole text.
@@ -96,25 +93,22 @@ class TokenizedText:
 
     @property
     def known_offsets(self) -> np.ndarray:
-        """The offsets; raises a TypeError if the text was tokenized without."""
         if self.offsets is None:
             raise TypeError("the text was tokenized without offsets")
         return self.offsets
 
     @property
     def scored_part(self) -> ScoredPart:
-        """The scored part; raises a TypeError if the text is scored as a whole."""
         if self.part is None:
             raise TypeError("the text is scored as a whole")
         return self.part
 
     def after(self, first: int) -> "TokenizedText":
-        """Return the tokens from the one at `first` on, without a part."""
         offsets = None if self.offsets is None else self.offsets[first:]
         return TokenizedText(self.ids[first:], offsets, self.added[first:])
 
     def followed_by_end(self, token_id: int, place: int) -> "TokenizedText":
-        """Return these tokens with an end-of-text token that is added, after `place` characters."""
+        """Add an end-of-text token, after `place` characters."""
         ids, ends = np.array([token_id]), np.array([[place, place]])
         return concatenate([self, TokenizedText(ids, ends, np.array([True]))], ["", ""])
 
@@ -135,10 +129,7 @@ def start_token_id(tokenizer: PreTrainedTokenizerBase, kind: str) -> int | None:
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Return the ids of all special tokens, with and without a role such as "bos".
-
-    A token that is special for padding alone is not: no text is padded, and any may be chosen.
-    """
+    """Return the ids of all special tokens but one for padding alone, as any may be chosen."""
     tokens = set(tokenizer.all_special_tokens)
     roles = tokenizer.special_tokens_map.items()
     if tokenizer.pad_token not in [token for role, token in roles if role != "pad_token"]:
@@ -149,7 +140,7 @@ def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
 
 
 def resolve_start(tokenizer: PreTrainedTokenizerBase, add_start_token: bool | str) -> Start:
-    """Resolve the argument `add_start_token` to "none", "once" or "every".
+    """Resolve the argument `add_start_token`.
 
     True means "every" if the tokenizer itself prepends a start token, because such models expect
     one in each window.  Without a start token it means "none", as in the stock metric.
@@ -236,7 +227,7 @@ def tokenize_each(
     encodings: Sequence[str],
     with_offsets: bool = False,
 ) -> list[TokenizedText]:
-    """Encode each text in its own encoding, with one call per encoding."""
+    """Encode each text in its own encoding."""
     streams: dict[int, TokenizedText] = {}
     for encoding in sorted(set(encodings)):
         places = [place for place, of_text in enumerate(encodings) if of_text == encoding]
@@ -248,7 +239,7 @@ def tokenize_each(
 def _encode(
     tokenizer: PreTrainedTokenizerBase, texts: list[str], special: bool, with_offsets: bool
 ) -> Iterator[TokenizedText]:
-    """Encode texts in one call of the tokenizer, with or without its special tokens."""
+    """Encode texts in one call of the tokenizer."""
     marks = special and tokenizer.is_fast
     encoded = tokenizer(
         texts,
@@ -296,7 +287,7 @@ def without_start_token(
 ) -> TokenizedText:
     """Drop a start token that is written at the start of the text, so that there are never two.
 
-    The id alone is ambiguous, because unknown words may have the same id.
+    The id alone is ambiguous: unknown words may have the same.
     """
     [written] = tokens_of(tokenizer, [start_id])
     if stream.ids[:1].tolist() != [start_id] or not text.lstrip().startswith(written):
@@ -329,14 +320,11 @@ def shared_lock(owner: object) -> threading.RLock:
 
 @contextmanager
 def unchanged(tokenizer: PreTrainedTokenizerBase, untrimmed: bool) -> Iterator[None]:
-    """Restore the truncation, padding and processing of a fast tokenizer afterwards.
-
-    A call with `padding=False` permanently disables the padding of its backend.  Other threads wait,
-    because they would encode with the changed settings.
+    """Restore the truncation and padding of a fast tokenizer afterwards, which a call changes.
 
     Args:
         untrimmed: whether to make offsets include white space; `trim_offsets` excludes it, and gives
-            tokens of white space empty offsets.
+            tokens of white space empty offsets.  Other threads wait.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or not hasattr(backend, "no_padding"):

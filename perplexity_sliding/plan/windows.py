@@ -1,6 +1,6 @@
 """Windows, which define the tokens to read and to score, and their merging into passes.
 
-Integers only: no text, no tensor, no model.  A text of N tokens x[0..N-1] becomes a list of
+A text of N tokens x[0..N-1] becomes a list of
 windows by one planner, `plan_windows`, for every protocol.
 
 Each pass is one row of a forward.  For a causal model a shorter window is a prefix of a longer one
@@ -53,9 +53,8 @@ class Window(NamedTuple):
         PRED        .   x4  x5  x6
 
     Attributes:
-        begin: first token of the text that is read.
-        first: first target that is scored.
-        end: end of the targets, exclusive; x[end - 1] is scored but not read.
+        begin: first token that is read.
+        first, end: half-open range of the targets; x[end - 1] is scored but not read.
         start_token: whether the start token precedes x[begin].
         behind: tokens of the planned window from x[end - 1] on that no target needs.  They are read
             if the model's scores depend on the length of the pass.
@@ -156,7 +155,7 @@ def _spans(
 
 
 def _growing_spans(length: int, width: int, stride: int) -> Iterator[tuple[int, int, int]]:
-    """Yield as `_spans`, but with `stride` targets per window, after all context that fits."""
+    """Yield as `_spans`, with `stride` targets per window, after all context that fits."""
     for first in range(1, length, stride):
         yield max(0, first + stride - width), first, min(first + stride, length)
 
@@ -166,8 +165,7 @@ class Plan:
     """A protocol with its settings for one model.
 
     Attributes:
-        start: position of the start token.
-        start_id: its token id; None without one.
+        start, start_id: position of the start token, and its id; None without one.
         carries: state carried from window to window: "nothing", "keys(N)" for the keys of the last
             `max_length - stride` tokens, or a recurrent "state".
     """
@@ -230,9 +228,8 @@ def last_window(num_tokens: int, first: int, max_length: int, starts: bool) -> W
 def guide_weights(windows: list[Window]) -> list[int]:
     """Compute the weights of the window losses in the transformers guide's present form.
 
-    It counts the labels of the window that are not masked, less one for the shift; the shift
-    costs a label only where the window's first token is among them, so later windows of
-    overlapping plans weigh one too little, and nothing at stride 1.
+    It counts the labels of the window that are not masked, less one for the shift, which costs a label
+    only where the window's first token is among them: later windows weigh one too little.
     """
     ends = [0] + [window.end for window in windows]
     return [end - previous_end - 1 for previous_end, end in itertools.pairwise(ends)]
@@ -246,8 +243,7 @@ class Pass(NamedTuple):
 
     Attributes:
         stream: number of the stream of tokens that is read.
-        begin: first token of the stream that is read.
-        end: the tokens x[begin..end - 2] are read; x[end - 1] is only scored, if it is a target.
+        begin, end: the tokens x[begin..end - 2] are read; x[end - 1] is only scored, if it is a target.
         start_token: id of the token before x[begin], or None.
         targets: half-open ranges (first, end) of the targets, ascending and disjoint.
     """
@@ -276,7 +272,7 @@ class PlannedWindow(NamedTuple):
 
 
 class Place(NamedTuple):
-    """The location of a window's scores: the number of the pass, and the offset in its scores."""
+    """The location of a window's scores: a pass, and the offset in its scores."""
 
     number: int
     offset: int
@@ -337,7 +333,7 @@ def find_shared_prefixes(
 
 
 def unite(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Unite half-open ranges (first, end) into ascending ranges that do not touch."""
+    """Unite half-open ranges into ascending ranges that do not touch."""
     ranges = sorted(ranges)
     if len(ranges) == 1:  # most short texts
         return (ranges[0],)
@@ -351,7 +347,6 @@ def unite(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
 
 
 def offset_of(targets: tuple[tuple[int, int], ...], target: int) -> int:
-    """Count the targets before a given one."""
     if len(targets) == 1:
         return target - targets[0][0]
     before = [0, *accumulate(end - first for first, end in targets)]
