@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from .arguments import (
     ARGUMENTS,
     CHATS,
+    LENGTHS,
     REQUIRED,
     SEVERAL,
     WORD_LIST,
@@ -47,7 +48,7 @@ from .plan.windows import ContextLimit
 from .protocols import DEFAULT_PROTOCOL
 from .results.contexts import expand_settings, total_contexts
 from .results.pairs import score_pair
-from .results.report import Comparison, Report
+from .results.report import ScoredMeasurement
 from .results.totals import ratio_of_perplexities
 from .results.words import WordScoring, check_words
 from .scoring.carried import StateReader, open_carrier, score_carried
@@ -114,12 +115,7 @@ if compute.__doc__:  # python -OO drops it
 
 
 def compute_with(opened: OpenModels, arguments: dict) -> dict:
-    """Compute with models that stay open between calls.
-
-    Args:
-        opened: the open models; the call adds those that it loads.
-        arguments: arguments of `compute`, by name.
-    """
+    """Compute with the arguments of `compute`, and models that stay open between calls."""
     distributed = arguments.get("distributed", False)
     ARGUMENTS["distributed"].check("distributed", distributed)
     processes = Processes(distributed)
@@ -142,8 +138,7 @@ class Request:
     Attributes:
         given: all arguments, by name.
         texts: the texts; for chats, see `separate_chats`.
-        source: the model.
-        reference: the model to compare with, if any.
+        source, reference: the model, and the model to compare with, if any.
         settings: the measurements; exactly one unless `gives_list`.
         parts: the scored parts of each text; None for whole texts.
         word_spans: the given words of each text; None if none are given.
@@ -182,17 +177,16 @@ def check(processes: Processes, arguments: dict) -> Request:
     check_token_columns(given["return_token_scores"])
     settings, gives_list = list_settings(given)
     word_spans = None if given["words"] is False else check_words(given["words"], texts)
-    forms = {SEVERAL: gives_list, CHATS: chats is not None, WORD_LIST: word_spans is not None}
-    check_combinations(given, [form for form, is_given in forms.items() if is_given])
-    lengths, longest = given["context_lengths"], settings[0].max_length
+    lengths = given["context_lengths"]
+    forms = {
+        SEVERAL: gives_list,
+        LENGTHS: lengths is not None and not isinstance(lengths, str),
+        CHATS: chats is not None,
+        WORD_LIST: word_spans is not None,
+    }
+    check_combinations(given, forms)
     if lengths is not None:
         check_supported("context_lengths", settings[0].protocol)
-        if not isinstance(lengths, str) and longest not in (None, max(lengths)):
-            raise ArgumentError(
-                "max_length",
-                "be left out with `context_lengths`, or equal its longest length",
-                got=f"{longest} and {max(lengths)}",
-            )
     if given["carry"]:
         check_supported("carry", settings[0].protocol)
     parts = check_parts(given["contexts"], given["score_spans"], given["boundary"], texts, chats)
@@ -214,7 +208,6 @@ def check(processes: Processes, arguments: dict) -> Request:
 
 
 def check_token_columns(columns: object) -> None:
-    """Refuse what `return_token_scores` does not take."""
     if isinstance(columns, bool):
         return
     known = f"{', '.join(TOKEN_MEASURES)}, and top5 or another number"
@@ -240,7 +233,6 @@ def digest_texts(texts: list[str], parts: Parts | None) -> list[TextsDigest]:
 
 @contextmanager
 def open_session(request: Request, processes: Processes) -> Iterator[Session]:
-    """Open the checkpoint of a request, and yield the session for its forward passes."""
     given = request.given
     with open_checkpoint(given["checkpoint"]) as checkpoint:
         # int: numpy's integers overflow
@@ -305,11 +297,7 @@ class CallPlan:
 def make_plan(
     request: Request, models: Sequence[ScoredModel], corpus: Corpus | None = None
 ) -> CallPlan:
-    """Tokenize the texts, and plan the windows of every measurement.
-
-    Raises:
-        ValueError: the only measurement, or every measurement of a list, is refused.
-    """
+    """Tokenize the texts, and plan the windows of every measurement."""
     given, model, limit = request.given, models[0], smallest_limit(models)
     # These checks do not depend on the texts, so they precede the tokenization.
     carrier = open_carrier(model) if given["carry"] else None
@@ -386,20 +374,13 @@ def warn_of_cut_windows(measurement: Measurement) -> None:
 
 def score(
     session: Session, plan: CallPlan, models: Sequence[ScoredModel]
-) -> tuple[list[Report], int]:
-    """Score the texts.
-
-    Returns:
-        the measurements with their scores, and the number of tokens read for all of them.
-
-    Raises:
-        MemoryError, ValueError: a model cannot be used.
-    """
+) -> tuple[list[ScoredMeasurement], int]:
+    """Return the measurements with their scores, and the number of tokens read for all of them."""
     request, corpus, measurements = plan.request, plan.corpus, plan.measurements
     model = models[0]
     for one in models:
         prepare_model(one, measurements if one is model else plan.of_reference or measurements)
-    comparisons: Sequence[Comparison | None] = [None] * len(measurements)
+    comparisons: Sequence[Any] = [None] * len(measurements)
     work: Work
     if plan.carrier is not None:
         [measurement] = measurements
@@ -423,7 +404,7 @@ def score(
             lines = [[t, p.longer or p.spans] for t, p in zip(measurement.texts, scored)]
             digests = [TextsDigest.of([json.dumps(line)]) for line in lines]
         reports.append(
-            Report(
+            ScoredMeasurement(
                 model=model,
                 measurement=measurement,
                 scores=of_windows,
@@ -443,7 +424,7 @@ def score(
 
 
 @without_collecting()
-def report(plan: CallPlan, reports: Sequence[Report], cost: int) -> dict:
+def report(plan: CallPlan, reports: Sequence[ScoredMeasurement], cost: int) -> dict:
     """Build the result of the call; see the metric's documentation."""
     given = plan.request.given
     if not plan.request.gives_list:

@@ -14,7 +14,7 @@ import re
 import textwrap
 import unicodedata
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import product
@@ -124,6 +124,7 @@ REQUIRED = object()  # in the place of a default
 # Forms in which arguments are given, beside which others must be left out.
 SEVERAL = "a list of `protocol`, `max_length` or `stride`"
 CHATS = "chats"
+LENGTHS = "a list of `context_lengths`"
 WORD_LIST = "a list of `words`"
 
 
@@ -155,7 +156,6 @@ class Argument:
     needs: str | None = None
 
     def check(self, name: str, value: object) -> None:
-        """Refuse a value of another kind."""
         if self.kind is not None and (value is not None or self.default is not None):
             self.kind.check(name, value)
 
@@ -212,6 +212,7 @@ ARGUMENTS = {
         "window length in tokens; the model's limit by default.",
         "window length in tokens; default: model's limit",
         metavar="L,...",
+        excludes=(LENGTHS,),
         group="measure",
         kind=WholeNumber(2, several=True),
         is_setting=True,
@@ -272,9 +273,10 @@ ARGUMENTS = {
     "callback": Argument(
         "callable",
         "called after every batch, in the place of a progress bar, with an object that has the "
-        "attributes `done` and `total` (tokens read by the model) and `perplexity` (so far). An exception that it raises ends the run; added "
-        "texts are kept. A method `status` is called with the name of each step before the first "
-        "batch, a method `resumed` with the numbers of tokens that a checkpoint has and of all.",
+        "attributes `done` and `total` (tokens read by the model) and `perplexity` (so far). An "
+        "exception that it raises ends the run; added texts are kept. A method `status` is called with "
+        "the name of each step before the first batch, a method `resumed` with the numbers of tokens "
+        "that a checkpoint has and of all.",
         kind=Being("be callable", callable),
     ),
     "checkpoint": Argument(
@@ -341,9 +343,8 @@ ARGUMENTS = {
     "context_lengths": Argument(
         "list of int or str",
         "also compare windows of these lengths on the same tokens, in the passes of the longest. "
-        "All other numbers are those of the longest, which `max_length` may repeat. "
-        '"doubling" takes the window and its successive halves. `stride` defaults to half of the '
-        "shortest.",
+        'All other numbers are those of the longest. "doubling" takes the window and its successive '
+        "halves. `stride` defaults to half of the shortest.",
         "compare windows of these lengths; or doubling",
         metavar="C,...",
         group="measure",
@@ -412,7 +413,6 @@ ARGUMENTS = {
 
 
 def describe_arguments() -> str:
-    """Return the documentation of all arguments, in Google style."""
     wrapper = textwrap.TextWrapper(100, break_on_hyphens=False, break_long_words=False)
     wrapper.initial_indent, wrapper.subsequent_indent = " " * 4, " " * 8
     described = []
@@ -454,7 +454,6 @@ CLITIC = re.compile(r"['’](?:d|ll|m|re|s|t|ve)\b", re.IGNORECASE)
 
 
 def check_names(arguments: Iterable[str]) -> None:
-    """Refuse unknown arguments, and suggest the closest known one."""
     for name in arguments:
         if name in ARGUMENTS:
             continue
@@ -471,7 +470,6 @@ def check_names(arguments: Iterable[str]) -> None:
 
 
 def read_once(value: object) -> object:
-    """Return an iterator's values as a list, so that they can be read again; return others unchanged."""
     return list(value) if isinstance(value, Iterator) else value
 
 
@@ -542,7 +540,6 @@ def runs_together(context: str, text: str) -> bool:
 def check_spans(
     name: str, spans: object, texts: Sequence[str]
 ) -> list[list[tuple[int, int]]] | None:
-    """Return the spans of characters of each text; raise an error for invalid spans."""
     if spans is None:
         return None
     if not isinstance(spans, Sequence) or len(spans) != len(texts):
@@ -574,13 +571,9 @@ def check_spans_of(name: str, spans: Any, text: str, number: int) -> list[tuple[
     return checked
 
 
-def check_combinations(given: Mapping[str, Any], forms: Collection[str]) -> None:
-    """Refuse an argument with one that it excludes, or without the one that it needs.
-
-    Args:
-        forms: forms in which arguments are given, such as `CHATS`.
-    """
-    present = set(forms)
+def check_combinations(given: Mapping[str, Any], forms: Mapping[str, bool]) -> None:
+    """Refuse an argument with an argument, or a form of one, that it excludes, or without one that it needs."""
+    present = {form for form, is_given in forms.items() if is_given}
     for name, value in given.items():
         default = ARGUMENTS[name].default
         if value is not default and not (isinstance(value, str) and value == default):
@@ -626,7 +619,6 @@ class Setting:
         return {n: value for n, value in self.given().items() if ARGUMENTS[n].in_signature}
 
     def check(self) -> None:
-        """Refuse settings that the protocol's tool does not have."""
         for name in self.given():
             check_supported(name, self.protocol)
         Choice(self.protocol.start_choices).check("add_start_token", self.add_start_token)

@@ -233,10 +233,7 @@ class PerplexitySliding(evaluate.Metric):
         dtype: str | torch.dtype | None = None,
         model_kwargs: dict | None = None,
     ) -> ScoredModel:
-        """Open a model once, to inspect it or to reuse it in several calls.
-
-        Args:
-            model_id, model, tokenizer, device, dtype, model_kwargs: as in `compute`.
+        """Open a model with arguments of `compute`, to inspect it or to reuse it in several calls.
 
         Returns:
             an object with `model` and `tokenizer`, which `compute` accepts, and with `name`,

@@ -75,12 +75,13 @@ CHAT = [{"role": "user", "content": "w5"}, {"role": "assistant", "content": "w6 
 VALUES = {
     "reference": "a name", "margin": 0.01, "context_lengths": [4, 8], "carry": True, "contexts": "w5 ",
     "score_spans": [[(0, 2)]], "boundary": "separate", "words": True, "word_correction": "oh",
-    "detokenizer": "wikitext",
+    "detokenizer": "wikitext", "max_length": 8,
 }  # fmt: skip
 FORMS = {
     "chats": {"predictions": [CHAT]},
     "a list of `protocol`, `max_length` or `stride`": {"stride": [4, 8]},
     "a list of `words`": {"words": [["w1"]]},
+    "a list of `context_lengths`": {"context_lengths": [4, 8]},
 }
 PAIRS = [(name, other) for name, argument in ARGUMENTS.items() for other in argument.excludes]
 

@@ -12,7 +12,7 @@ from itertools import chain, islice
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from ..arguments import Setting
+from ..arguments import Setting, check_supported
 from ..errors import ArgumentError, TextsError, Wording
 from ..protocols import Protocol, Start
 from ..wikitext import DETOKENIZERS, find_lost_spaces
@@ -40,11 +40,10 @@ class Measurement:
     """One protocol, window and stride over the texts.
 
     Attributes:
-        setting: the settings as given, see `plan` for those used.
+        setting, plan: the settings as given, and as used.
         texts: the texts as scored, separate or joined.
-        streams: the tokens of the texts.
-        windows: the windows over each stream.
-        borders: windows over the token after each scored range, if words are scored.
+        streams: their tokens.
+        windows, borders: over each stream; over the token after each scored range, for words.
         parts: the scored parts of the texts; None for whole texts.
         members: the texts of each stream, if those of several texts are joined token by token; else None.
         own_windows: the window of the model alone and of its reference; empty without a reference.
@@ -109,13 +108,9 @@ class Measurement:
 
 
 def scatter_to_tokens(windows: Sequence[Window], values: Sequence, over: list | np.ndarray) -> None:
-    """Write the values of windows' targets into an array over the tokens of a text.
+    """Write the values of windows' targets, one a target, into an array over a text's tokens (N,).
 
     A token that several windows score gets the value with the most context, that of its first window.
-
-    Args:
-        values: of each window, one a target.
-        over: the array (N,), overwritten where a window has a target.
     """
     for window, of_window in zip(reversed(windows), reversed(values), strict=True):
         over[window.first : window.end] = of_window
@@ -124,11 +119,7 @@ def scatter_to_tokens(windows: Sequence[Window], values: Sequence, over: list | 
 def nlls_by_token(
     measurement: Measurement, scores: Sequence[Sequence[Columns]]
 ) -> list[np.ndarray]:
-    """Return the nll of each token of each text in nats (N,), NaN where it is not scored.
-
-    Args:
-        scores: of the windows of each text.
-    """
+    """Return the nll of each token of each text in nats (N,), NaN where it is not scored."""
     of_texts = [np.full(len(stream), np.nan) for stream in measurement.streams]
     for windows, columns_of, nlls in zip(measurement.windows, scores, of_texts):
         scatter_to_tokens(windows, list(map(measurement.nlls_to_average, columns_of)), nlls)
@@ -173,7 +164,6 @@ class Corpus:
         self._wordings: dict[Callable, list[str]] = {}
 
     def detokenize_for(self, protocol: Protocol) -> Callable[[str], str] | None:
-        """Return the conversion of the texts, by the rules of the protocol's tool if it has any."""
         if self.detokenizer is None:
             return None
         return protocol.detokenize or DETOKENIZERS[self.detokenizer]
@@ -184,7 +174,7 @@ class Corpus:
         return own.__name__ if own and self.detokenizer else self.detokenizer
 
     def wordings(self, protocol: Protocol) -> list[str]:
-        """Return the texts as the protocol reads them: detokenized, if that is asked for."""
+        """Return the texts as the protocol reads them: detokenized, if asked for, by its tool's rules."""
         convert = self.detokenize_for(protocol)
         if convert is None:
             return self.texts
@@ -253,19 +243,24 @@ def plan_settings(
     """Plan a measurement for each setting.
 
     Args:
-        limit: the model's limit.
         keeps_refusals: return the error of a refused setting in its place, unless all are refused.
         with_borders: also plan windows over the tokens after the scored ones, for words.
-
-    Raises:
-        ValueError: a setting is refused.
     """
     planned: dict[Setting, Measurement | ValueError] = {}
     for setting in settings:
-        protocol = setting.protocol
+        protocol, parts = setting.protocol, corpus.parts
         try:
             setting.check()
-            check_parts_setting(protocol, corpus.parts)
+            if parts is not None and protocol.pairs != "by characters":
+                if protocol.pairs is None or parts.contexts is None:
+                    raise ArgumentError(
+                        "protocol",
+                        f"be one that scores {parts.describe()}",
+                        got=f"{protocol.name!r}, whose tool cannot score them",
+                        advice="Pass `protocol='sliding'`.",
+                    )
+                if parts.boundary != "joint":
+                    check_supported("boundary", protocol)
             if with_borders and not protocol.scores_each_text:
                 raise ArgumentError(
                     "words",
@@ -283,34 +278,9 @@ def plan_settings(
     return planned
 
 
-def check_parts_setting(protocol: Protocol, parts: Parts | None) -> None:
-    """Check that the protocol's tool scores parts of texts."""
-    if parts is None or protocol.pairs == "by characters":
-        return
-    if protocol.pairs is None or parts.contexts is None:
-        raise ArgumentError(
-            "protocol",
-            f"be one that scores {parts.describe()}",
-            got=f"{protocol.name!r}, whose tool cannot score them",
-            advice="Pass `protocol='sliding'`.",
-        )
-    if parts.boundary != "joint":
-        raise ArgumentError(
-            "boundary",
-            f"be left out with `protocol={protocol.name!r}`, which has no such setting",
-            got=repr(parts.boundary),
-        )
-
-
 def plan_measurement(
     corpus: Corpus, limit: ContextLimit, setting: Setting, with_borders: bool = False
 ) -> Measurement:
-    """Resolve the defaults of a setting, and plan its windows.
-
-    Raises:
-        ValueError: the model or the protocol does not allow a window or stride, or a text has
-            nothing to score.
-    """
     protocol, tokenizer = setting.protocol, corpus.tokenizer
 
     def read(with_offsets: bool = False) -> tuple[list[str], list[TokenizedText]]:
@@ -394,8 +364,7 @@ def resolve_plan(
 ) -> Plan:
     """Resolve a protocol's settings for a model.
 
-    Args:
-        longest: counts the tokens of the longest text; called only if the window is unlimited.
+    `longest` counts the tokens of the longest text; it is called only if the window is unlimited.
     """
     protocol = setting.protocol
     start = choose_start(tokenizer, protocol, setting.add_start_token)
@@ -448,12 +417,7 @@ def resolve_max_length(
     setting: Setting,
     longest: Callable[[], int],
 ) -> int:
-    """Return the window in tokens: the given one, or the smaller of the protocol's and the model's.
-
-    Raises:
-        ValueError: the window exceeds the position table, or the limit is unknown and a text is
-            longer than 2048 tokens.
-    """
+    """Return the window in tokens: the given one, or the smaller of the protocol's and the model's."""
     max_length = setting.max_length
     if max_length is None:
         own = own_window(tokenizer, limit, setting)
@@ -486,10 +450,7 @@ def resolve_max_length(
 def own_window(
     tokenizer: PreTrainedTokenizerBase, limit: ContextLimit, setting: Setting
 ) -> int | None:
-    """Return the window of a setting under one model, in tokens.
-
-    None if neither the caller, the protocol nor the model sets a limit.
-    """
+    """Return the window in tokens; None if neither the caller, the protocol nor the model limits it."""
     if setting.max_length is not None:
         return setting.max_length
     cap = setting.protocol.max_length

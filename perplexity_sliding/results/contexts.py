@@ -20,7 +20,7 @@ from ..arguments import Setting
 from ..errors import ArgumentError
 from ..plan.measurement import Corpus, contexts_by_token, nlls_by_token, plan_measurement
 from ..plan.windows import UNLIMITED_WINDOW, ContextLimit
-from .report import Report
+from .report import ScoredMeasurement
 from .totals import Totals, perplexity_interval
 from .uncertainty import Blocks, as_ratio, estimate_ratio, exp
 
@@ -185,7 +185,7 @@ class ContextTotals:
         return {"by_context_length": summaries, "num_forward_tokens": self.num_forward_tokens}
 
 
-def total_contexts(reports: Sequence[Report], num_forward_tokens: int) -> ContextTotals:
+def total_contexts(reports: Sequence[ScoredMeasurement], num_forward_tokens: int) -> ContextTotals:
     """Sum up the same tokens by length of context, shortest first."""
     ascending = reports[::-1]
     longest = ascending[-1]

@@ -24,7 +24,7 @@ from .comparison import (
     judge_sameness,
     worst_tokens,
 )
-from .report import Comparison, Report
+from .report import ScoredMeasurement
 from .totals import ratio_of_perplexities
 
 # Tokens in `worst_tokens`, at most.
@@ -65,8 +65,8 @@ class TokenComparison:
     scores: list[list[Columns]] | None = None
     rounded: list[list[Columns]] | None = None
 
-    def results(self, report: Report, with_tokens: bool) -> dict:
-        """Build the keys of a result that compare it; see `Comparison`."""
+    def results(self, report: ScoredMeasurement, with_tokens: bool) -> dict:
+        """Build the keys of a result that compare it; see the metric's documentation."""
         if self.scores is None:
             return {"comparison": self.compare(report)}
         beside = [
@@ -80,7 +80,7 @@ class TokenComparison:
         result: dict = {"comparison": self.compare(report)}
         return result | ({"token_scores": report.token_scores()} if with_tokens else {})
 
-    def compare(self, report: Report) -> dict:
+    def compare(self, report: ScoredMeasurement) -> dict:
         """Build the value of `comparison`; see the metric's documentation."""
         measurement, plan = report.measurement, report.measurement.plan
         of_reference = [
@@ -173,8 +173,8 @@ class ByteComparison:
     measurement: Measurement
     scores: list[list[Columns]]
 
-    def results(self, report: Report, with_tokens: bool) -> dict:
-        """Build the keys of a result that compare it; see `Comparison`."""
+    def results(self, report: ScoredMeasurement, with_tokens: bool) -> dict:
+        """Build the keys of a result that compare it; see the metric's documentation."""
         pieces = find_pieces((report.measurement, report.scores), (self.measurement, self.scores))
         identity = describe_measurement(
             self.reference,
@@ -254,7 +254,7 @@ def score_pair(
     of_reference: Sequence[Measurement] | None,
     measures: Sequence[Measure],
     margin: float | None,
-) -> tuple[Work, list[Columns], Sequence[Comparison]]:
+) -> tuple[Work, list[Columns], Sequence[TokenComparison | ByteComparison]]:
     """Score measurements under a model and its reference, together if they read the same tokens.
 
     Args:
@@ -266,7 +266,7 @@ def score_pair(
         work and scores of the model, and the comparison of each measurement.
     """
     model, reference = models
-    comparisons: list[Comparison]
+    comparisons: list[TokenComparison | ByteComparison]
 
     def score_alone(
         one: ScoredModel, planned: Sequence[Measurement], asked: Sequence[Measure]

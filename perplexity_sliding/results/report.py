@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -24,23 +24,14 @@ WINDOW_KEYS = ("begin", "first", "end", "start_token")
 REFERENCE_COLUMNS = ("reference_nll", "kl", "top", "reference_top")
 
 
-class Comparison(Protocol):
-    """A comparison of a measurement with that of a second model."""
-
-    def results(self, report: "Report", with_tokens: bool) -> dict:
-        """Build `comparison`, and with tokens their columns; see the metric's documentation."""
-        ...
-
-
 @dataclass(frozen=True)
-class Report:
+class ScoredMeasurement:
     """A measurement with its scores, and what becomes of them.
 
     Attributes:
-        scores: scores of the windows of each text.
-        borders: scores of the windows after the scored parts of each text.
+        scores, borders: scores of the windows of each text, and of those after its scored parts.
         cost: tokens that the measurement alone reads.
-        comparison: comparison with a second model, if any.
+        comparison: `TokenComparison` or `ByteComparison` with a second model, if any.
         word_counts: words of each text before it was detokenized, by its tool's count; None if it was not.
         text_digests: digest of each given text; for a chat, of its formatted text.
         word_scoring: scoring of words; None if they are not scored.
@@ -53,7 +44,7 @@ class Report:
     cost: int
     word_counts: list[int] | None
     text_digests: list[TextsDigest]
-    comparison: Comparison | None = None
+    comparison: Any = None
     borders: Sequence[list[Columns]] = ()
     word_scoring: WordScoring | None = None
     detokenizer: str | None = None
@@ -166,11 +157,7 @@ class Report:
         ]
 
     def result(self, given: Mapping[str, Any]) -> dict:
-        """Build the result of a call; see the metric's documentation.
-
-        Args:
-            given: the arguments of the call.
-        """
+        """Build the result of a call with these arguments; see the metric's documentation."""
         measurement, with_tokens = self.measurement, given["return_token_scores"] is not False
         result = self.totals.result()
         if given["return_totals"]:
