@@ -15,7 +15,7 @@ import torch
 from models import make_byte_tokenizer, make_model, make_tokenizer, random_text, save
 
 from perplexity_sliding import compute, show, to_frame
-from perplexity_sliding.cli import measuring
+from perplexity_sliding.cli import measuring, output
 from perplexity_sliding.views import Reading, within
 
 DEMO = str(Path(__file__).resolve().parent.parent / "demo_model")
@@ -86,13 +86,7 @@ def test_a_report_has_the_text_with_the_scores_of_the_metric(call, tiny):
         assert f"{name}: {perplexity:.4g}" in page.said
     low, high = result["perplexity_interval"]
     assert f"95 % interval {result['interval_scope']} {low:.4g} to {high:.4g}" in page.said
-    assert "score.py a.txt b.txt" in page.said and "--html" not in page.said
-
-
-def test_the_numbers_are_those_without_it(call):
-    without, beside = call("a.txt"), call("a.txt", "--html=r.html")
-    assert beside.out == without.out
-    assert call("a.txt", "--show").out.endswith(without.out)
+    assert "score.py a.txt b.txt" in page.said
 
 
 def test_a_hostile_text_stays_a_text(call):
@@ -206,7 +200,7 @@ def test_a_report_of_much_text_shows_its_beginning_and_asks_for_no_more(call, mo
 
     def watched(args):
         compute = loaded(args)
-        return lambda **given: asked.append("return_token_scores" in given) or compute(**given)
+        return lambda **given: asked.append(bool(given["return_token_scores"])) or compute(**given)
 
     monkeypatch.setattr("perplexity_sliding.cli.main.load_metric", watched)
     outcome = call("t.jsonl", "--json", "--html=r.html")
@@ -281,13 +275,11 @@ class Screen(StringIO):
 
 
 def printed(monkeypatch, readings, terminal: bool, **environment) -> str:
-    from perplexity_sliding.cli import showing
-
     for name, value in {"TERM": "xterm-256color", "COLUMNS": "60", **environment}.items():
         monkeypatch.setenv(name, value)
     out = Screen() if terminal else StringIO()
     monkeypatch.setattr(sys, "stdout", out)
-    showing.print_texts(readings)
+    output.print_texts(readings)
     return out.getvalue()
 
 
@@ -344,14 +336,6 @@ def test_a_narrow_terminal_wraps_and_loses_nothing(monkeypatch, columns):
     shown = ANSI.sub("", printed(monkeypatch, [made_up(text)], terminal=True, COLUMNS=columns))
     assert all(len(line) <= int(columns) for line in shown.splitlines())
     assert "".join(text.split()) in "".join(shown.split())
-
-
-def test_words_are_in_the_order_of_their_surprise_per_token(monkeypatch):
-    """As on the page; by its sum, a word of many tokens came first."""
-    readings = [made_up("long short", (0, 2, 4, None), (5.0, 6.0, 8.0))]
-    readings.append(made_up("middle", (0, None), (7.0,)))
-    shown = printed(monkeypatch, readings, terminal=False)
-    assert re.findall(r"^  (\w+): ", shown, re.M) == ["short", "middle", "long"]
 
 
 def test_the_words_that_surprised_most_are_the_metrics(call, tiny):
@@ -450,17 +434,6 @@ def test_tables_have_tokens_as_the_text_writes_them():
     assert list(frame["token"]) == ["He", " ran", "."] and list(frame["first"]) == [-2, 0, 4]
     with pytest.raises(ValueError, match=r"`texts` .* another digest"):
         to_frame(results, "tokens", ["He ran.", "“Café” — déjà vu."])
-
-
-def test_tables_that_are_not_there_are_refused(results):
-    bare = compute(["He ran."], model_id=DEMO)
-    with pytest.raises(ValueError, match=r"`of` must be one of 'tokens', .* got 'lines'"):
-        to_frame(results, "lines")
-    with pytest.raises(ValueError, match=r"must have token_scores .* return_token_scores=True"):
-        to_frame(bare, "tokens")
-    with pytest.raises(ValueError, match=r"must have word_scores .* words=True"):
-        to_frame(bare, "words")
-    assert len(to_frame(bare)) == 1
 
 
 @pytest.mark.parametrize("scale", [1e4, 1e6])

@@ -1,17 +1,16 @@
 """Results of earlier runs: a stored one comes out again; corpora in shards and parts have the numbers of one."""
 
 import json
+import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from models import make_model, make_tokenizer, random_text, save
 
-from perplexity_sliding.cli import main, measuring, stored
-from perplexity_sliding.cli.options import parse_arguments
+from perplexity_sliding.cli import main, measuring
 
 # What says how the work was done, and not what came of it.
-EFFORT = {"seconds", "tokens_per_second", "peak_memory_bytes"}
+EFFORT = {"seconds", "tokens_per_second"}
 
 
 # ---- verifying
@@ -50,12 +49,7 @@ def test_a_result_comes_out_again(call, store, text):
     path = store(text, "--max-length=12", "--stride=5")
     outcome = call("--verify", path, text)
     assert outcome.code == 0, outcome.out
-    lines = outcome.out.splitlines()
-    named = [line.split()[0] for line in lines if line.endswith("the same")]
-    assert named == [part for part in stored.PARTS if part in named] and len(named) >= 5
-    assert any(line.startswith("others        the same: ") for line in lines)
-    assert "seconds" in outcome.out.split("not compared")[1]
-    assert lines[-1] == "verified"
+    assert re.fullmatch(r"\d\d fields are the same, up to rounding\nverified\n", outcome.out)
 
 
 def test_comparisons_and_tables_come_out_again(call, store, text, tmp_path, capsys):
@@ -110,8 +104,8 @@ def test_each_difference_is_said_once(call, store, text):
     path.write_text(json.dumps(written))
     outcome = call("--verify", path, text)
     assert outcome.code == 1
-    assert outcome.out.count("versions") == 1 and outcome.out.count("torch 0.") == 1
-    assert outcome.out.count("dtype bfloat16 and float32") == 2, "at each result's signature"
+    assert outcome.out.count("versions") == outcome.out.count("torch 0.") == 1
+    assert outcome.out.count("dtype bfloat16 and float32") == 1
 
 
 def test_other_versions_are_named_where_the_numbers_agree(call, store, text):
@@ -124,7 +118,7 @@ def test_other_versions_are_named_where_the_numbers_agree(call, store, text):
         path.write_text(json.dumps(result))
     outcome = call("--verify", path, text)
     assert outcome.code == 0, outcome.out
-    assert "versions      other ones: torch 0." in outcome.out
+    assert "other versions: torch 0." in outcome.out
 
 
 def test_another_model_differs(call, store, text, folder, capsys):
@@ -132,25 +126,8 @@ def test_another_model_differs(call, store, text, folder, capsys):
     save(folder, make_model("gpt2", seed=9), make_tokenizer())
     assert main.main(["--verify", str(path), str(text)]) == 1
     printed = capsys.readouterr().out
-    assert "perplexity    differs: " in printed and "signature     differs: revision" in printed
-
-
-def test_a_model_that_is_not_here_is_asked_for(call, store, text, folder, tmp_path, capsys):
-    path = store(text, model=folder)
-    tmp_path.joinpath("checkpoint").rename(tmp_path / "moved")
-    assert main.main(["--verify", str(path), str(text)]) == 2
-    assert "which does not exist here: pass its path as --model." in capsys.readouterr().err
-    assert call("--verify", path, text, model=tmp_path / "moved").code in (0, 1)
-
-
-def test_the_commit_of_a_model_of_the_hub_is_loaded(monkeypatch, tmp_path):
-    result = {"model": "org/name", "signature": "ppl|revision:abcdef12", "texts_digest": "0"}
-    path = tmp_path / "result.json"
-    path.write_text(json.dumps({"corpus": result, "options": {"model_id": ["org/name"]}}))
-    commits = [SimpleNamespace(commit_id=name) for name in ("0123", "abcdef1234567")]
-    monkeypatch.setattr("huggingface_hub.HfApi.list_repo_commits", lambda *_: commits)
-    args = parse_arguments(["--verify", str(path), "a.txt"])
-    assert (args.models, args.model_kwargs) == (["org/name"], {"revision": "abcdef1234567"})
+    assert printed.startswith("perplexity (and ")
+    assert "signature (and 1 more)  differs: revision" in printed
 
 
 def test_a_result_from_python_needs_its_settings(call, text, metric, tiny, tmp_path):
@@ -159,7 +136,7 @@ def test_a_result_from_python_needs_its_settings(call, text, metric, tiny, tmp_p
     path.write_text(json.dumps(result))
     assert call("--verify", path, text, "--stride=3").code == 0
     outcome = call("--verify", path, text)
-    assert outcome.code == 1 and "signature     differs: stride 3 and 8" in outcome.out
+    assert outcome.code == 1 and "signature  differs: stride 3 and 8" in outcome.out
 
 
 def test_secrets_are_not_stored(call, store, text):
@@ -176,12 +153,6 @@ def test_what_is_no_result_is_refused(call, text, tmp_path, content):
     outcome = call("--verify", path, text)
     assert outcome.code == 2 and f"--verify={path} must be" in outcome.err
     assert "--format json" in outcome.err
-
-
-@pytest.mark.parametrize("option", ["--format=csv", "-oa.json", "--show", "--find=9.1", "--merge"])
-def test_what_verifying_does_not_do_is_refused(call, store, text, option):
-    outcome = call("--verify", store(text), text, option)
-    assert outcome.code == 2 and "cannot be combined" in outcome.err
 
 
 # ---- shards
@@ -243,24 +214,6 @@ def test_shards_give_the_numbers_of_one_piece(call, monkeypatch, corpus, argv, c
     assert same(numbers_of(call(*corpus, *argv, "--json")), numbers_of(whole))
 
 
-@pytest.mark.parametrize("argv", [["--tokens", "--format=csv"], ["--words", "--json"], []], ids=str)
-def test_shards_print_what_one_piece_does(call, monkeypatch, corpus, argv):
-    whole = call(*corpus, *argv)
-    monkeypatch.setattr(measuring, "SHARD_CHARACTERS", 1)
-    shards = call(*corpus, *argv)
-    assert shards.code == whole.code == 0
-    if "--json" in argv:
-        assert same(numbers_of(shards), numbers_of(whole))
-    else:
-        close = [pytest.approx(number, rel=1e-5) for number in numbers_in(whole.out)]
-        assert numbers_in(shards.out) == close
-
-
-def numbers_in(text: str) -> list[float]:
-    cells = text.replace(",", " ").split()
-    return [float(cell) for cell in cells if cell.replace(".", "", 1).isdigit()]
-
-
 def test_no_more_is_read_than_a_shard_and_the_text_after_it(call, monkeypatch, corpus):
     shards, plain = [], measuring.Scoring.score_shard
     monkeypatch.setattr(
@@ -314,7 +267,7 @@ def test_rows_of_merged_parts_have_the_columns_of_one_run(call, corpus, score_pa
     whole = call(*files, "--format=csv")
     assert (merged.code, merged.out, merged.err) == (2, whole.out, whole.err)
     outcome = call("--merge", *score_parts(*corpus), "--format=csv")
-    assert (outcome.code, "parts do not store the rows" in outcome.err) == (2, True)
+    assert (outcome.code, "parts do not store those of tables" in outcome.err) == (2, True)
 
 
 SPOILED = {
@@ -322,7 +275,6 @@ SPOILED = {
     "twice": (lambda n: [*n, n[1]], "2/3 is given more than once"),
     "none": (lambda n: n[1:1], "--merge and --columns text require FILE"),
     "a text": (lambda n: [*n[:2], "a.txt"], "a.txt is not a part of a run"),
-    "damaged": (lambda n: [*n[:2], "damaged.json"], "damaged.json is damaged"),
     "of other settings": (lambda n: [*n[:2], "stride.json"], "the settings differ (signature"),
     "of other texts": (lambda n: [*n[:2], "texts.json"], "the texts differ (digest"),
     "written over": (
@@ -335,8 +287,6 @@ SPOILED = {
 @pytest.mark.parametrize(("spoil", "message"), SPOILED.values(), ids=SPOILED)
 def test_parts_that_do_not_belong_together_are_refused(call, corpus, score_parts, spoil, message):
     names = score_parts("a.txt", "b.txt")
-    part = json.loads(Path(names[2]).read_text())
-    Path("damaged.json").write_text(json.dumps(part | {"num_empty": 7}))
     call("a.txt", "b.txt", "--part=2/3", "--stride=4", "-o", "stride.json")
     call("b.txt", "a.txt", "--part=3/3", "-o", "texts.json")
     before = Path(names[0]).read_text()

@@ -98,11 +98,9 @@ def deliver(report: Report, args: argparse.Namespace) -> int:
     Raises:
         Exception: a file cannot be written; the other is written, and the numbers are printed.
     """
-    if args.show or args.html:
-        from . import showing
     writers = {
         args.output: lambda: output.write(report, args),
-        args.html: lambda: showing.write_report(report, args),
+        args.html: lambda: output.write_html(report, args),
     }
     code, said = verdict(report, args)
     failure = None
@@ -114,7 +112,7 @@ def deliver(report: Report, args: argparse.Namespace) -> int:
         else:
             said += [written] if written and not args.hides_progress else []
     if args.show:
-        showing.print_texts(report.shown)
+        output.print_texts(report.shown)
     if args.output is None:
         to_stdout(output.printed(report, args))
     for sentence in said:
@@ -137,8 +135,8 @@ def verdict(report: Report, args: argparse.Namespace) -> tuple[int, list[str]]:
         # an undefined perplexity counts as above
         if limit is not None and not result["perplexity"] <= limit:
             sizes = {AXES[size]: f"{size} {result[AXES[size]]}" for size in ("window", "stride")}
-            named = label(result | sizes, [AXES[axis] for axis in report.axes])
-            named = f" of {named}" if report.axes else ""
+            named = label(result | sizes, [AXES[axis] for axis in args.axes])
+            named = f" of {named}" if args.axes else ""
             missed.append(
                 f"perplexity {result['perplexity']:.8g}{named} is above --fail-above {limit:.8g}"
             )

@@ -1,24 +1,38 @@
-"""Write a report: text, Markdown and LaTeX; JSON; and tidy rows as JSON lines, CSV, TSV and Parquet."""
+"""Write a report: text, Markdown and LaTeX; JSON; tidy rows; and the texts, coloured by surprisal."""
 
 import argparse
-import statistics
+import itertools
+import math
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 
-from ..views import replaced
+from ..views import SHOWN, Reading, replaced
 from . import citing, comparing, rows, tables
-from .measuring import Report
-from .messages import harmless, list_some
+from .measuring import Report, short_names
+from .messages import harmless, to_stdout
 from .options import TIDY, stored_options
 
-# A text with this many times the bits per byte of most texts is of another kind.
-FAR_ABOVE = 1.75
 LOWER = "Lower is better."
 BUNDLED = "Model: the bundled demo; choose another with --model NAME."
 # Styles of the roles of text on a terminal.
-STYLES = {"title": "bold", "number": "bold cyan", "error": "red", "better": "green", "worse": "red"}
-STYLES["signature"] = "green"
+STYLES = {"title": "bold", "number": "bold cyan", "signature": "green"}
+MOST_ERRORS = 5
+MOST_SURPRISING = 5
+# Styles by level of surprisal.  All colours have a contrast of at least 4.5 to black and to white.
+LEVELS = {
+    "b0": "",
+    "b1": "#8f7120",
+    "b2": "bold #ae630e",
+    "b3": "#ffffff on #9c6210",
+    "b4": "bold #ffffff on #b5480b",
+    "b5": "bold #ffffff on #c0203a",
+    "out": "dim",
+}
+# Marks for output without colours.
+MARKS = {"b4": ("[", "]"), "b5": ("[[", "]]")}
+MARKED = "[10 to 15 bits of surprise], [[15 bits or more]]"
 
 
 def write(report: Report, args: argparse.Namespace) -> str | None:
@@ -34,23 +48,17 @@ def write(report: Report, args: argparse.Namespace) -> str | None:
         rows.write_parquet(tidy_rows(report, args), args.output)
     else:
         write_pieces(render(report, args), args.output)
-    said = []
+    said = f"wrote {args.output}"
     if args.format in TIDY:
-        said.append(plural(sum(1 for _ in tidy_rows(report, args)()), "row"))
-    if report.num_empty:
-        said.append(f"{plural(report.num_empty, 'empty text')} skipped")
-    if report.num_refused:
-        said.append(f"{plural(report.num_refused, 'text')} could not be scored")
-    return f"wrote {args.output}" + (f": {', '.join(said)}" if said else "")
+        number = sum(1 for _ in tidy_rows(report, args)())
+        said += f": {number:,} row{'s' * (number != 1)}"
+        said += f", {report.num_empty:,} empty texts skipped" if report.num_empty else ""
+    return said
 
 
 def write_pieces(pieces: Iterable[str], path: str) -> None:
     with replaced(path) as place, open(place, "w", encoding="utf-8", newline="") as file:
         file.writelines(pieces)
-
-
-def plural(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def printed(report: Report, args: argparse.Namespace) -> Iterator[str]:
@@ -59,13 +67,13 @@ def printed(report: Report, args: argparse.Namespace) -> Iterator[str]:
         return render(report, args)
     if args.format != "text" or args.cite:
         return map(harmless, render(report, args))
-    return as_text(report, args, colours(), explains=True)
+    return as_text(report, args, colours())
 
 
 def render(report: Report, args: argparse.Namespace) -> Iterator[str]:
     """Return the report in the requested format, piece by piece, without colours."""
     if args.cite:
-        return map(harmless, [citing.of_results(report.results, args, report.axes) + "\n"])
+        return map(harmless, [citing.cite(report.results, args) + "\n"])
     if args.format == "json":
         return chain(rows.json_pieces(as_json(report, args)), "\n")
     if args.format == "jsonl":
@@ -79,7 +87,6 @@ def render(report: Report, args: argparse.Namespace) -> Iterator[str]:
 
 
 def paragraphs(texts: Iterable[str]) -> Iterator[str]:
-    """Separate texts by empty lines."""
     between = ""
     for text in texts:
         yield between + text
@@ -97,9 +104,10 @@ def as_json(report: Report, args: argparse.Namespace) -> dict:
         "refused_rows": [row for row in report.texts if "row" in row and "error" in row],
     }
     parts = {name: found for name, found in parts.items() if found}
-    if report.compared:
-        # token scores may have been needed only for a plot
-        parts["models" if report.compared == "models" else "measurements"] = [
+    if report.measurements:
+        is_of_models = (args.reference or args.models[1:]) and not args.is_grid
+        # token scores may have been needed only for --html
+        parts["models" if is_of_models else "measurements"] = [
             {key: value for key, value in row.items() if args.tokens or key != "token_scores"}
             for row in report.measurements
         ]
@@ -113,20 +121,18 @@ def as_json(report: Report, args: argparse.Namespace) -> dict:
     return parts | {"num_empty_texts": report.num_empty} | report.cost | {"options": options}
 
 
-def tidy_rows(report: Report, args: argparse.Namespace) -> Callable[[], Iterator[dict]]:
-    """Return a generator of one row per measurement, token or text, and one more for joined texts."""
+def tidy_rows(report: Report, args: argparse.Namespace) -> rows.Rows:
+    """Return a generator of one row per measurement, token or text, or of joined texts."""
     if args.unit:
         return lambda: chain.from_iterable(
             rows.rows_of_parts(text, columns, args.unit) for text, columns in report.parts
         )
-    if report.compared:
-        found = rows.rows_of_measurements(report.measurements, args.label is not None)
-        return lambda: iter(found)
+    if report.measurements:
+        return lambda: rows.rows_of_measurements(report.measurements, args.label is not None)
     has_row = report.joined or not report.texts
-    more = [rows.flat({"name": "all together"} | report.corpus)] if has_row else []
-    return rows.rows_of_texts(
-        lambda: chain(report.texts, more), args.label[0] if args.label else None
-    )
+    more = [report.corpus | {"name": "all together"}] if has_row else []
+    label = args.label[0] if args.label else None
+    return lambda: rows.rows_of_texts(chain(report.texts, more), report.corpus, label)
 
 
 # --- text -----------------------------------------------------------------------------------------
@@ -152,13 +158,11 @@ def as_text(
     report: Report,
     args: argparse.Namespace,
     paint: Callable[[str, str], str] = lambda _, text: text,
-    explains: bool = False,
 ) -> Iterator[str]:
-    """Yield tables, notes and the signature.
+    """Yield tables, notes and the signatures.
 
     Args:
         paint: colours a text by its role.
-        explains: also explain perplexity, if the bundled demo model is used.
     """
 
     def write(what: tables.Table | str, title: str = "") -> str:
@@ -168,18 +172,13 @@ def as_text(
     yield from paragraphs(all_tables(report, args, write))
     notes = notes_on(report)
     if report.corpus is not None and not args.unit:
-        if args.takes_bundled_model and explains:
-            fields = tables.signature_fields(report.corpus)
-            notes.append(
-                "Perplexity: the number of equally likely tokens that would leave the model as "
-                f"uncertain, on average. The model reads windows of {fields['window']} tokens that "
-                f"move by a stride of {fields['stride']}; each token is scored once."
-            )
         notes.append(f"{LOWER} {BUNDLED}" if args.takes_bundled_model else LOWER)
     for note in notes:
         for line in tables.wrapped(note, tables.terminal_width()):
             yield f"{paint('', line)}\n"
-    yield f"\n{paint('signature', signature(report, args.verbose))}\n"
+    key = "signature" if args.verbose else "signature_short"
+    signatures = dict.fromkeys(result[key] for result in report.results)
+    yield "\n{}\n".format(paint("signature", "\n".join(signatures)))
 
 
 def all_tables(
@@ -191,67 +190,132 @@ def all_tables(
         write: formats a table and its title, if any.
     """
     for text, columns in report.parts if args.unit else ():
-        of_text = list(rows.rows_of_parts(text, columns, args.unit))
-        if of_text:
+        if of_text := list(rows.rows_of_parts(text, columns, args.unit)):
             yield write(comparing.tabulate_parts(of_text, args.unit), tables.printable(text.name))
-    is_one_model = report.compared == "models" and args.reference and not args.models[1:]
     measurements = report.measurements or [report.corpus]
-    if args.format == "text" and is_one_model:
+    [reference] = short_names([args.reference or ""])
+    if args.format == "text" and args.reference and not (args.models[1:] or args.is_grid):
         texts = [text.wording for text in report.scored]
-        yield from map(write, comparing.report_comparison(report.results[0], texts))
+        yield from map(write, comparing.report_comparison(report.results[0], reference, texts))
     else:
         if args.reference:
-            table = comparing.tabulate_models(measurements, report.reference)
-        elif report.compared or args.columns:
-            table = comparing.tabulate_measurements(measurements, report.axes, args.columns or ())
+            table = comparing.tabulate_models(measurements, reference)
+        elif report.measurements or args.columns:
+            table = comparing.tabulate_measurements(measurements, args.axes, args.columns or ())
         else:
             files = [row for row in report.texts if "row" not in row]
             table = comparing.tabulate_texts(files, report.corpus)
         if args.format in ("markdown", "latex"):
-            table = comparing.with_measurement(table, measurements, report.axes)
+            table = comparing.with_measurement(table, measurements, args.axes)
         yield write(table)
     if (report.corpus or {}).get("by_context_length"):
         yield write(comparing.tabulate_contexts(report.corpus["by_context_length"]))
 
 
 def notes_on(report: Report) -> list[str]:
-    """Return the notes below the numbers."""
     said = []
-    files = [row for row in report.texts if "row" not in row and "error" not in row]
-    num_rows = 0 if report.joined else (report.corpus or {}).get("num_texts", 0) - len(files)
+    num_files = sum("row" not in row and "error" not in row for row in report.texts)
+    num_rows = 0 if report.joined else (report.corpus or {}).get("num_texts", 0) - num_files
     if num_rows > 0:
         are = "is a row of a table" if num_rows == 1 else "are rows of tables"
         said.append(f"{num_rows:,} of the texts {are} (--format csv lists each).")
-    if len(files) > 1:
-        usual = statistics.median_low(map(comparing.bits_per_byte, files))
-        far_above = [
-            f"{tables.printable(row['name'])} ({comparing.bits_per_byte(row):.2f})"
-            for row in files
-            if comparing.bits_per_byte(row) > FAR_ABOVE * usual
-        ]
-        if far_above:
-            said.append(
-                f"{list_some(far_above)}: bits per byte far above the others' {usual:.2f}. The model "
-                "does not know this kind of text (another language, a list, code?), so the total means "
-                "little."
-            )
     if report.num_empty:
         rows_are = "row was" if report.num_empty == 1 else "rows were"
-        where = " by protocols that score each text" if report.keeps_empty else ""
-        said.append(f"{report.num_empty:,} empty {rows_are} skipped{where}.")
+        said.append(f"{report.num_empty:,} empty {rows_are} skipped.")
     failed = [row for row in report.texts if "row" in row and "error" in row]
-    said += [f"{row['name']}: {row['error']}" for row in failed[:5]]
-    if len(failed) > 5:
-        said.append(f"{len(failed) - 5:,} more rows could not be scored.")
+    said += [f"{row['name']}: {row['error']}" for row in failed[:MOST_ERRORS]]
+    if len(failed) > MOST_ERRORS:
+        said.append(f"{len(failed) - MOST_ERRORS:,} more rows could not be scored.")
     return said
 
 
-def signature(report: Report, long: bool) -> str:
-    """Return the signature; for a comparison, the short ones or the shared part of the long ones."""
-    if report.corpus is not None:
-        return report.corpus["signature" if long else "signature_short"]
-    if not long:
-        return "\n".join(dict.fromkeys(row["signature_short"] for row in report.results))
-    fields = [tables.signature_fields(row) for row in report.results]
-    shared = (name for name in fields[0] if len({of_row.get(name) for of_row in fields}) == 1)
-    return "|".join(f"{name}:{fields[0][name]}" for name in shared)
+# --- the texts themselves -------------------------------------------------------------------------
+
+
+def print_texts(readings: Sequence[Reading]) -> None:
+    """Print the texts, the legend, and the most surprising words."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from ..views.text import LABELS, most_surprising, odds
+
+    console = Console(file=sys.stdout, width=tables.terminal_width(), highlight=False)
+    in_colour = console.color_system is not None and not console.no_color
+    with console.capture() as written:  # rich would exit on a closed pipe
+        for reading in readings:
+            if len(readings) > 1:
+                console.print(Text(tables.printable(reading.name), "bold"))
+            for line in coloured_lines(reading, in_colour):
+                console.print(line, soft_wrap=not console.is_terminal)
+            console.print()
+        legend = (Text(f" {label} ", LEVELS[f"b{level}"]) for level, label in enumerate(LABELS))
+        console.print(Text(" ").join(legend) if in_colour else Text(MARKED))
+        console.print()
+        words = most_surprising(readings, MOST_SURPRISING)
+        if words:
+            console.print(Text("Most surprising words", "bold"))
+        for word in words:
+            bits = "infinite" if math.isinf(word.nll) else f"{word.nll / math.log(2):.1f} bits"
+            said = f"  {word.word}: {bits}, {odds(word.nll)}."
+            if word.expected is not None:
+                expected, nll = word.expected
+                said += f" The model expected “{expected}” ({100 * math.exp(-nll):.0f} %)."
+            console.print(Text(harmless(said)))
+        console.print()
+    to_stdout([written.get()])
+
+
+def coloured_lines(reading: Reading, in_colour: bool) -> Iterator:
+    """Yield the lines of a text for rich; a space before a word has no colour."""
+    from rich.text import Text
+
+    from ..views.text import piece_colour, text_segments
+
+    segments, text = text_segments(reading)
+    line = Text()
+    for segment in segments:
+        piece = text[segment.start : segment.end]
+        level = piece_colour(reading.tokens["nll"], segment, piece) or "b0"
+        word = piece.lstrip(" ") or piece
+        line.append(piece[: len(piece) - len(word)])
+        before, after = ("", "") if in_colour or not word.strip() else MARKS.get(level, ("", ""))
+        for number, part in enumerate(word.split("\n")):
+            if number:
+                yield line
+                line = Text()
+            if part:
+                marked = f"{before}{part}{after}" if part.strip() else part
+                line.append(harmless(marked), LEVELS[level] if in_colour else "")
+    yield line
+
+
+def write_html(report: Report, args: argparse.Namespace) -> str:
+    """Write the report atomically; return a message about it.
+
+    Raises:
+        OSError: writing fails; an existing file is unchanged.
+    """
+    from ..views import report as views_report
+    from ..views.comparison import pair_of
+
+    result, pairs = report.results[0], []
+    readings = [replace(reading, result=result) for reading in report.shown]
+    notes = notes_on(report)
+    if report.has_more_texts:
+        notes.append(f"The numbers cover all texts; the first {SHOWN:,} characters are shown.")
+    if args.reference:
+        [reference] = short_names([args.reference])
+        names = [(reading.model, reference) for reading in readings]
+        pairs = [pair_of(*of_text) for of_text in zip(readings, itertools.count(), names)]
+    if args.compares:
+        result = result | {"measurements": report.measurements}
+    written = views_report.report(
+        result=result,
+        readings=[] if pairs else readings,
+        pairs=pairs,
+        citation=citing.cite(report.results, args),
+        command=citing.command(args.argv),
+        notes=notes,
+    )
+    write_pieces([written], args.html)
+    return f"wrote {args.html}"

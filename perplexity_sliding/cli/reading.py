@@ -44,7 +44,7 @@ COLUMNS = ("text_column", "context_column", "words_column", "id_column")
 FEWEST_ROWS = 5
 
 
-@dataclass(frozen=True)
+@dataclass
 class Text:
     """A text to score, or a file or row that could not be read.
 

@@ -8,7 +8,7 @@ import json
 import math
 import pickle
 import unicodedata
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain
 from tempfile import SpooledTemporaryFile
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from ..views import replaced
 from .reading import ReadText
 
-# Keys with other names, or that are not numbers of one text.
+# Keys that are written by themselves, or are not numbers of one text.
 NOT_COLUMNS = {
     "name", "row", "carried", "perplexities", "num_texts", "num_tokens_per_text", "mean_perplexity",
     "probe", "reference_probe",
@@ -28,6 +28,8 @@ NATS = {
 }
 IN_BOTH_UNITS = {"nll", "total_nll"}
 UNITS = {"tokens": "token_scores", "words": "word_scores"}
+# Makes the rows, any number of times.
+Rows = Callable[[], Iterable[dict]]
 
 
 # --- rows -----------------------------------------------------------------------------------------
@@ -59,17 +61,16 @@ class Spool:
 
 def flat(result: dict) -> dict:
     """Keep the plain values of a result; intervals as two columns."""
-    row: dict = {key: result[key] for key in ("name", "carried") if key in result}
+    row: dict = {}
     for key, value in result.items():
+        unit = "_nats" if key.removesuffix("_interval") in NATS else ""
         if key in NOT_COLUMNS:
             continue
         if key.endswith("interval"):
             low, high = value or (None, None)
             name = key.removesuffix("interval")
-            unit = "_nats" if name.removesuffix("_") in NATS else ""
             row |= {f"{name}low{unit}": low, f"{name}high{unit}": high}
         elif isinstance(value, dict):
-            unit = "_nats" if key in NATS else ""
             row |= {f"{key}_{name}{unit}": of_key for name, of_key in flat(value).items()}
         elif value is None or isinstance(value, bool | int | float | str):
             row |= with_unit(key, value)
@@ -86,40 +87,27 @@ def with_unit(key: str, value: object, in_bits: bool = False) -> dict:
     return {f"{key}_nats": value} | ({f"{key}_bits": bits} if key in IN_BOTH_UNITS else {})
 
 
-def with_carried(row: dict, carried: dict, taken: Collection[str]) -> dict:
-    """Insert a table's other columns after the name; rename those whose name is taken."""
-    renamed = {}
+def renamed(carried: dict, taken: Collection[str]) -> dict:
+    columns: dict = {}
     for name, value in carried.items():
         own = name
         while own in taken or (own != name and own in carried):
             own += "_given"
-        renamed[own] = value
-    return {"name": row["name"]} | renamed | row
+        columns[own] = value
+    return columns
 
 
-def rows_of_texts(
-    texts: Callable[[], Iterator[dict]], label: str | None
-) -> Callable[[], Iterator[dict]]:
-    """Return a generator of one row per text, from flat columns, with the carried ones."""
+def rows_of_texts(texts: Iterable[dict], corpus: dict, label: str | None) -> Iterator[dict]:
+    """Make one row of a text, with the columns that its table has besides."""
     named = {} if label is None else {"label": label}
-    taken = {*named, *column_names(texts)} - {"carried"}
-
-    def made() -> Iterator[dict]:
-        for row in texts():
-            own = {"name": row["name"]} | named | {k: v for k, v in row.items() if k != "carried"}
-            yield with_carried(own, row.get("carried", {}), taken)
-
-    return made
+    taken = {"name", "error", *named, *flat(corpus)}
+    for of_text in texts:
+        carried = renamed(of_text.get("carried", {}), taken)
+        yield {"name": of_text["name"]} | named | carried | flat(of_text)
 
 
 def rows_of_measurements(results: Sequence[dict], has_labels: bool = False) -> list[dict]:
-    """Make one row of a measurement; models that have labels keep them, as `label`."""
-    rows = []
-    for result in results:
-        row = flat(result)
-        name = row.pop("name", None)
-        rows.append(({"label": name} if has_labels else {}) | row)
-    return rows
+    return [({"label": row["name"]} if has_labels else {}) | flat(row) for row in results]
 
 
 def rows_of_parts(text: ReadText, parts: dict[str, list], unit: str) -> Iterator[dict]:
@@ -130,7 +118,7 @@ def rows_of_parts(text: ReadText, parts: dict[str, list], unit: str) -> Iterator
         unit: "token" or "word": the name of the column with the piece as the text writes it.
     """
     columns = {key: values for key, values in parts.items() if key != "windows"}
-    in_bits = unit == "word"
+    in_bits, before = unit == "word", None
     for number in range(len(columns[f"{unit}s"])):
         values = {key: column[number] for key, column in columns.items()}
         first, last = values.pop("offsets", None) or (None, None)
@@ -144,18 +132,17 @@ def rows_of_parts(text: ReadText, parts: dict[str, list], unit: str) -> Iterator
             **with_unit("nll", values.pop("nll"), in_bits),
         }
         if in_bits:
-            before = columns["surprisal"][number - 1] if number else None
             row |= with_unit("surprisal", values.pop("surprisal"), in_bits)
-            row["previous_surprisal_bits"] = with_unit("surprisal", before, True)["surprisal_bits"]
+            row["previous_surprisal_bits"], before = before, row["surprisal_bits"]
             row["word_length"] = len(without_punctuation(row["word"]))
         for key, value in values.items():
             row |= with_unit(key, value, in_bits)
         carried = text.carried[number] if isinstance(text.carried, list) else text.carried
-        yield with_carried(row | ({} if in_bits else {"piece": raw}), carried, row)
+        row |= {} if in_bits else {"piece": raw}
+        yield {"name": text.name} | renamed(carried, row) | row
 
 
 def without_punctuation(word: str) -> str:
-    """Return a word without the punctuation before and after it."""
     kept = [n for n, sign in enumerate(word) if not unicodedata.category(sign).startswith("P")]
     return word[kept[0] : kept[-1] + 1] if kept else ""
 
@@ -164,7 +151,6 @@ def without_punctuation(word: str) -> str:
 
 
 def to_json(value) -> str:
-    """Format JSON, with null for infinite and undefined numbers."""
     return json.dumps(finite(value), ensure_ascii=False, default=str)
 
 
@@ -197,14 +183,9 @@ def json_pieces(value: object) -> Iterator[str]:
     yield end if between != begin else begin + end
 
 
-def column_names(made: Callable[[], Iterator[dict]]) -> list[str]:
-    """List the columns of all rows, in the order of their first appearance."""
-    return list(dict.fromkeys(chain.from_iterable(made())))
-
-
-def to_csv(made: Callable[[], Iterator[dict]], delimiter: str = ",") -> Iterator[str]:
+def to_csv(made: Rows, delimiter: str = ",") -> Iterator[str]:
     """Yield CSV or TSV with a header; lists become JSON, and None becomes empty."""
-    names = column_names(made)
+    names = list(dict.fromkeys(chain.from_iterable(made())))
     # `writerow` returns what the `write` of its file does, and quotes the characters of its line end: a
     # token may be a carriage return, which readers take for the end of a row.
     writer = csv.writer(SimpleNamespace(write=str), delimiter=delimiter, lineterminator="\r\n")
@@ -213,13 +194,13 @@ def to_csv(made: Callable[[], Iterator[dict]], delimiter: str = ",") -> Iterator
         yield writer.writerow(plain).removesuffix("\r\n") + "\n"
 
 
-def write_parquet(made: Callable[[], Iterator[dict]], path: str) -> None:
+def write_parquet(made: Rows, path: str) -> None:
     """Write Parquet; columns with values of different types become strings."""
     import pyarrow
     import pyarrow.parquet
 
     found, columns = list(made()), {}
-    for name in column_names(made):
+    for name in dict.fromkeys(chain.from_iterable(found)):
         values = [row.get(name) for row in found]
         try:
             columns[name] = pyarrow.array(values)

@@ -35,14 +35,15 @@ def search(args: argparse.Namespace) -> int:
     progress = Progress("Searching", args.hides_progress)
     try:
         progress.status("Reading")
-        names = ("dataset", "text_column", "encoding")
-        given = [(spelled(name), getattr(args, name)) for name in names]
-        options = [str(word) for pair in given if pair[1] is not None for word in pair]
+        options = [
+            word
+            for name in ("dataset", "text_column", "encoding")
+            if getattr(args, name) is not None
+            for word in (spelled(name), getattr(args, name))
+        ]
         if len(args.find) == 1 or args.models[1:]:
-            texts, called = (
-                read_corpus(args, args.files),
-                [[*args.files, *options]] * len(args.find),
-            )
+            texts = read_corpus(args, args.files)
+            called = [[*args.files, *options]] * len(args.find)
         else:
             texts = [read_corpus(args, [file]) for file in args.files]
             called = [[file, *options] for file in args.files]
@@ -52,8 +53,8 @@ def search(args: argparse.Namespace) -> int:
         from ..finding import find
 
         transformers.logging.disable_progress_bar()
-        arguments = ("dtype", "device", "batch_size", "model_kwargs", "max_tokens")
-        settings = {name: getattr(args, name) for name in arguments}
+        names = ("dtype", "device", "batch_size", "model_kwargs", "max_tokens")
+        settings = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
         progress.status("Planning")
         result = find(
             args.find if len(args.find) > 1 else args.find[0],
@@ -61,22 +62,18 @@ def search(args: argparse.Namespace) -> int:
             model_id=args.models if args.models[1:] else args.model_id,
             files=called,
             callback=progress,
-            **{name: value for name, value in settings.items() if value is not None},
+            **settings,
         )
     finally:
         progress.close()
     for entry in [*result["matches"], *result["nearest"]]:
-        entry["command"] = as_called(entry["command"], args)
+        commands = [as_called(command, args) for command in as_list(entry["command"])]
+        entry["command"] = commands if isinstance(entry["command"], list) else commands[0]
     to_stdout([json.dumps(result, indent=2) + "\n" if args.format == "json" else to_text(result)])
     return 0
 
 
 def read_corpus(args: argparse.Namespace, files: list[str]) -> list[str]:
-    """Read all texts.
-
-    Raises:
-        ValueError: a text cannot be read, or is a chat.
-    """
     texts = list(open_texts(args, files))
     for text in texts:
         if text.error is not None:
@@ -86,10 +83,8 @@ def read_corpus(args: argparse.Namespace, files: list[str]) -> list[str]:
     return [text.text for text in texts]
 
 
-def as_called(command: str | list[str], args: argparse.Namespace) -> str | list[str]:
+def as_called(command: str, args: argparse.Namespace) -> str:
     """Return a command with this program's name and `--model-kwargs`, without the bundled model's name."""
-    if isinstance(command, list):
-        return [as_called(one, args) for one in command]
     if args.takes_bundled_model:
         command = command.replace(shlex.join(["--model", str(BUNDLED_MODEL)]) + " ", "")
     if args.model_kwargs:
@@ -99,20 +94,17 @@ def as_called(command: str | list[str], args: argparse.Namespace) -> str | list[
 
 
 def to_text(result: dict) -> str:
-    """Format the result as text."""
     matches, nearest, left = result["matches"], result["nearest"], result["not_tried"]
     parts = []
     if matches:
-        parts += [
-            f"Settings that give {', '.join(as_list(result['figure']))}, most likely first",
-            "",
-        ]
-        parts += [table(matches[:MOST_SHOWN]), ""]
+        figures = ", ".join(as_list(result["figure"]))
+        parts += [f"Settings that give {figures}, most likely first", ""]
+        parts += [to_table(matches[:MOST_SHOWN]), ""]
         if len(matches) > MOST_SHOWN:
-            parts += [f"and {len(matches) - MOST_SHOWN:,} more: --json lists them.", ""]
+            parts += [f"and {len(matches) - MOST_SHOWN:,} more: --format json lists them.", ""]
         parts += ["To repeat the first:", *as_list(matches[0]["command"]), ""]
     if nearest:
-        parts += ["Nearest other settings", "", table(nearest), ""]
+        parts += ["Nearest other settings", "", to_table(nearest), ""]
     parts.append(result["conclusion"])
     if left:
         num_settings, num_tokens, far = (
@@ -127,16 +119,15 @@ def to_text(result: dict) -> str:
     return "\n".join(parts) + "\n"
 
 
-def table(entries: list[dict]) -> str:
-    """Format settings with left-aligned columns."""
+def to_table(entries: list[dict]) -> str:
     rows = []
     for entry in entries:
         others = dict.fromkeys(other["protocol"] for other in entry.get("same_value", ()))
-        same = ", ".join(name for name in others if name != entry["protocol"])
-        start = "none" if entry["add_start_token"] is False else str(entry["add_start_token"])
-        values = ", ".join(format_value(one, 4) for one in as_list(entry["value"]))
-        sizes = {name: str(entry[name]) for name in ("max_length", "stride")}
-        rows.append(entry | sizes | {"add_start_token": start, "value": values, "same_value": same})
+        written = {name: str(entry[name]) for name in ("max_length", "stride")}
+        written["same_value"] = ", ".join(name for name in others if name != entry["protocol"])
+        written["value"] = ", ".join(format_value(one, 4) for one in as_list(entry["value"]))
+        start = entry["add_start_token"]
+        rows.append(entry | written | {"add_start_token": "none" if start is False else str(start)})
     columns = [Column(title, key, left=True) for key, title in TITLES.items()]
     return lay_out(tabulate(rows, columns), ENDLESS)
 
