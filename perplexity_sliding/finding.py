@@ -144,16 +144,21 @@ def find(
         raise ArgumentError("figure", f"have one number, or one per {name}", got=got)
     running: dict = {"model": model, "tokenizer": tokenizer, "model_kwargs": model_kwargs}
     running |= {"dtype": dtype, "device": device, "batch_size": batch_size}
-    opened = [open_model({"model_id": name, **running}) for name in models]
+    opened = []
+    for one in models:
+        given = {"predictions": ["a text"], "model_id": one, **running}
+        opened.append(check(Processes(False), given).source.open())
+        with in_use_together(opened[-1:]):
+            opened[-1].check()
     cases = [
         Case(
-            figure=one,
+            figure=figures[place],
             source={"model_id": models[place % len(models)], **running},
             model=opened[place % len(models)],
             texts=[corpus] if isinstance(corpus, str) else list(corpus),
             files=["FILE"] if files is None else files[place],
         )
-        for place, (one, corpus) in enumerate(zip(figures, corpora))
+        for place, corpus in enumerate(corpora)
     ]
     search = Search(cases, max_tokens, callback)
     search.run()
@@ -203,8 +208,8 @@ class Figure(NamedTuple):
         if number.is_nan() or not 1e-9 <= number <= 1e38:
             must = "be a number such as '29.41', as printed, from 1e-9 to 1e38"
             raise ArgumentError("figure", must, got=repr(figure))
-        decimals = -int(number.as_tuple().exponent)
         rounding = float(number) * ROUNDING * max(1.0, abs(math.log(float(number))))
+        decimals = -int(number.as_tuple().exponent)
         half = max(Decimal((0, (5,), -decimals - 1)), Decimal(rounding))
         return cls(str(figure).strip(), float(number - half), float(number + half), decimals)
 
@@ -220,13 +225,6 @@ class Figure(NamedTuple):
 
 
 # --- what to try ----------------------------------------------------------------------------------
-
-
-def open_model(source: dict) -> ScoredModel:
-    model = check(Processes(False), {"predictions": ["a text"], **source}).source.open()
-    with in_use_together([model]):
-        model.check()
-    return model
 
 
 @dataclass
@@ -321,8 +319,9 @@ def list_steps(cases: list[Case]) -> list[Step]:
                 continue
             seen.add((*plans, *read))
             plan, has_own_window = plans[0], setting.max_length is None
-            is_own = has_own_window and setting.stride is None
-            is_part = has_own_window and plan.stride in [plan.max_length // n for n in PARTS]
+            has_usual_stride = plan.stride in [plan.max_length // part for part in PARTS]
+            is_plain = layout == "as-is" and not detokenizes and has_own_window
+            is_plain = is_plain and (setting.stride is None or has_usual_stride)
             overlap = max(plan.max_length / plan.stride for plan in plans)
             level = sum(overlap > bound for bound in OVERLAPS)
             weight = usual
@@ -336,11 +335,10 @@ def list_steps(cases: list[Case]) -> list[Step]:
             if setting.stride is not None:
                 weight *= WINDOW_AS_STRIDE if plan.stride == plan.max_length else OTHER_STRIDE
             tool = protocol.name if detokenizes else None
-            group = (tool, plan.start, level, is_own, is_own or is_part)
+            group = (tool, plan.start, level, is_plain)
             groups.setdefault(group, {})[setting] = weight
         for (*_, is_plain), settings in groups.items():
             cost = sum(case.cost(of[s] for s in settings) for case, of in zip(cases, planned))
-            is_plain = is_plain and layout == "as-is" and not detokenizes
             steps.append(Step(layout, detokenizes, settings, cost, is_plain))
     if not steps:
         raise ArgumentError("texts", "be long enough to score", got="texts of fewer than 2 tokens")
@@ -569,21 +567,20 @@ def chance(tried: list[dict], figures: list[Figure]) -> float:
 def list_matches(search: Search) -> list[dict]:
     """List the matching values, likeliest first; a tool that prints the average precedes others."""
 
-    def weight(entry: dict) -> float:
-        decimals = DECIMALS.get(entry["protocol"])
-        is_printed_so = any(figure.decimals == decimals for figure in search.figures)
-        return entry["prior"] * (SAME_DECIMALS if is_printed_so else 1.0)
-
+    decimals = {figure.decimals for figure in search.figures}
     found = list(filter(search.is_match, search.tried))
+    for entry in found:
+        if DECIMALS.get(entry["protocol"]) in decimals:
+            entry["prior"] *= SAME_DECIMALS
     groups: dict[tuple, list[dict]] = {}  # of values that are equal but for rounding
     for entry in found:
         groups.setdefault(tuple(f"{value:.6g}" for value in entry["value"]), []).append(entry)
-    total, rows = sum(map(weight, found)), []
+    total, rows = sum(entry["prior"] for entry in found), []
     for group in groups.values():
-        first, *others = sorted(group, key=lambda e: (not e["is_printed"], -weight(e)))
+        first, *others = sorted(group, key=lambda e: (not e["is_printed"], -e["prior"]))
         same = [{name: other[name] for name in FIELDS} for other in others]
-        known = {"likelihood": sum(map(weight, group)) / total, "same_value": same}
-        rows.append(shown(first) | known)
+        likelihood = sum(entry["prior"] for entry in group) / total
+        rows.append(shown(first) | {"likelihood": likelihood, "same_value": same})
     return sorted(rows, key=lambda row: -row["likelihood"])
 
 
@@ -606,16 +603,14 @@ def list_nearest(search: Search) -> list[dict]:
 def describe(search: Search, num_matches: int, expected: float) -> str:
     """Assess the matches, or say why nothing matches."""
     tried, figures = search.tried, search.figures
-    fits = "values would round to it" if len(figures) == 1 else "settings would fit all figures"
-    by_chance = f"{expected:.2g} of {len(tried):,} {fits} by chance."
+    by_chance = f"{expected:.2g} of {len(tried):,} values would match by chance."
     if num_matches > 1:
         by_chance += " Several values match: more figures from the same source can decide."
     if num_matches:
         return by_chance
     left = "a setting not tried (--max-tokens N tries more), " if search.left_out else ""
     if len(figures) > 1:
-        rest = "or figures of different settings: search for each of them separately"
-        return f"No setting tried explains all figures: {left}{rest}."
+        return f"No setting tried explains all figures: {left}or figures of different settings."
     ppls = [entry["value"][0] for entry in tried if entry["average"] == "perplexity"]
     place = f"perplexities per token are from {min(ppls):.4g} to {max(ppls):.4g}"
     rest = "another unit, layout or split of the text, precision or model"

@@ -327,12 +327,10 @@ def value_in(printed, average):
 def test_printed_commands_repeat_the_values(tiny_folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.txt").write_text(TEXT)
-    source = {"model_id": tiny_folder, "dtype": None}
-    figure, model = finding.Figure.read("1.2345"), finding.open_model(source)
-    search = finding.Search([finding.Case(figure, source, model, [TEXT], ["a.txt"])], 10**6)
-    search.run()
-    by_command = {}
-    for entry in search.tried:
+    by_command, searches = {}, []
+    monkeypatch.setattr(finding, "list_matches", lambda search: searches.append(search) or [])
+    find("1.2345", [TEXT], model_id=tiny_folder, files=[["a.txt"]], max_tokens=10**6)
+    for entry in searches[0].tried:
         by_command.setdefault(entry["command"][0], []).append(entry)
     assert len(by_command) > 100
     for command in sorted(by_command)[::13]:
