@@ -1,9 +1,11 @@
-"""What all tests share: a metric of one's own and a few tiny models."""
+"""What all tests share: a metric of one's own, the command line, and a few tiny models."""
 
 import atexit
+import json
 import os
 import shutil
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -23,7 +25,6 @@ os.environ["GRADIO_SERVER_PORT"] = str(7860 + 100 * int(_worker))
 # What takes seconds to import is imported in the fixtures: the process that hands the tests out to
 # others needs none of it.
 import pytest  # noqa: E402
-from command import call  # noqa: E402, F401
 from hypothesis import settings  # noqa: E402
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=200)
@@ -50,6 +51,37 @@ def metric(tmp_path):
     from perplexity_sliding import PerplexitySliding
 
     return PerplexitySliding(cache_dir=str(tmp_path / "cache"))
+
+
+@dataclass
+class Outcome:
+    """What a run of the command line left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> dict:
+        return json.loads(self.out)
+
+    @property
+    def warnings(self) -> list[str]:
+        return [line for line in self.err.splitlines() if ": warning: " in line]
+
+
+@pytest.fixture
+def call(capsys, tiny):
+    """Run the command line with the tiny model in this process, whatever comes of it."""
+    from perplexity_sliding.cli.main import main
+
+    def call(*argv: object, model: str | None = None) -> Outcome:
+        model = [] if "--merge" in argv else [f"--model={model or tiny}"]
+        code = main([*map(str, argv), *model])
+        printed = capsys.readouterr()
+        return Outcome(code, printed.out, printed.err)
+
+    return call
 
 
 @pytest.fixture(scope="session")

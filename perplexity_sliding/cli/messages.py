@@ -11,6 +11,8 @@ from math import isnan
 from pathlib import Path
 from typing import TextIO
 
+from tqdm import tqdm
+
 from ..arguments import ARGUMENTS
 from ..errors import wording_of
 
@@ -36,6 +38,7 @@ OTHER_NAMES = {
 }
 LOG_INTERVAL = 60.0  # seconds
 CLEAR_LINE = "\r\x1b[2K"
+BAR = "{desc}: {percentage:3.0f} % |{bar}| {elapsed}<{remaining}{postfix}"
 
 
 # --- streams --------------------------------------------------------------------------------------
@@ -51,8 +54,9 @@ def to_stdout(pieces: Iterable[str]) -> None:
 
 
 def to_stderr(text: str) -> None:
+    """Print to stderr, above a bar if there is one."""
     try:
-        sys.stderr.write(text)
+        tqdm.write(text, sys.stderr, end="")
         sys.stderr.flush()
     except (OSError, ValueError):  # ValueError: closed meanwhile
         let_go(sys.stderr)
@@ -133,13 +137,7 @@ def list_some(names: list[str]) -> str:
 
 
 class Progress:
-    """Progress of a run: one bar on a terminal, one line per minute in a log.
-
-    The shards of a run are parts of one bar.
-
-    Args:
-        hidden: whether to show nothing.
-    """
+    """Progress of a run and its parts, such as shards: one bar on a terminal, lines in a log."""
 
     def __init__(self, title: str, hidden: bool):
         self.title, self.hidden = title, hidden
@@ -148,11 +146,11 @@ class Progress:
         self.parts_done, self.part = 0.0, 1.0
         self.scale = 1.0  # share of the current run, if there are several
         self.has_resumed = False
-        self.bars = None
+        self.bar: tqdm | None = None
 
     def status(self, message: str) -> None:
         """Show a step before there is a bar."""
-        if self.on_terminal and self.bars is None:
+        if self.on_terminal and self.bar is None:
             to_stderr(f"{CLEAR_LINE}{harmless(message)} …")
 
     def resumed(self, done: int, total: int) -> None:
@@ -176,12 +174,11 @@ class Progress:
         # Nothing is scored yet while a reference stores its states.
         so_far = "" if isnan(progress.perplexity) else f"perplexity {progress.perplexity:.2f}"
         if self.on_terminal:
-            if self.bars is None:
+            if self.bar is None:
                 self.close()  # clears the status
-                self.bars = make_bars()
-                self.task = self.bars.add_task(self.title, total=1.0, perplexity="")
-                self.bars.start()
-            self.bars.update(self.task, completed=share, perplexity=so_far)
+                self.bar = tqdm(desc=self.title, total=1.0, bar_format=BAR, leave=False)
+            self.bar.set_postfix_str(so_far, refresh=False)
+            self.bar.update(share - self.bar.n)
         elif (now := time.monotonic()) - self.logged >= LOG_INTERVAL:
             self.logged, passed = now, (now - self.started) / 60
             left = passed / share * (1 - share)
@@ -190,20 +187,7 @@ class Progress:
 
     def close(self) -> None:
         """Clear the line before other output."""
-        if self.bars is not None:
-            self.bars.stop()
+        if self.bar is not None:
+            self.bar.close()
         elif self.on_terminal:
             to_stderr(CLEAR_LINE)
-
-
-def make_bars():
-    """Make a bar on stderr; warnings appear above it."""
-    from rich import progress
-    from rich.console import Console
-
-    return progress.Progress(
-        *progress.Progress.get_default_columns(),
-        progress.TextColumn("{task.fields[perplexity]}"),
-        console=Console(file=sys.stderr),
-        redirect_stdout=False,
-    )

@@ -34,7 +34,6 @@ AXES = ("model", "text", "protocol", "window", "stride")
 NUMBERS = (
     "perplexity", "bits_per_byte", "interval", "change", "pvalue", "word_perplexity", "tokens",
 )  # fmt: skip
-HAVE_INTERVALS = ("perplexity", "bits_per_byte")
 NONE = "none"  # for Python's None, where that is another value than the default
 # Keys of JSON objects whose values are not published.
 SECRET = re.compile(r"(token|key|auth\w*|password|secret|headers?|proxies)$", re.IGNORECASE)
@@ -210,7 +209,6 @@ STORED = (
 
 
 def spelled(name: str) -> str:
-    """Return the option of an attribute."""
     return f"--{name.replace('_', '-')}"
 
 
@@ -426,7 +424,5 @@ def check(args: argparse.Namespace, given: set[str]) -> None:
     if sum(name in AXES for name in columns) > 1:
         raise ValueError(f"--columns must have at most one of {', '.join(AXES)}, {got}.")
     for last, name in zip(["", *columns], columns):
-        if name == "interval" and last not in HAVE_INTERVALS:
-            raise ValueError(
-                f"--columns interval must follow {' or '.join(HAVE_INTERVALS)}, {got}."
-            )
+        if name == "interval" and last not in ("perplexity", "bits_per_byte"):
+            raise ValueError(f"--columns interval must follow perplexity or bits_per_byte, {got}.")

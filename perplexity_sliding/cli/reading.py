@@ -92,7 +92,6 @@ class Table:
     """A table with one text per row, read row by row any number of times.
 
     Attributes:
-        columns: names of the columns.
         num_rows: number of rows that are not blank.
         rows: reads the given columns of all rows; missing values are None.
     """
@@ -163,19 +162,17 @@ def list_folder(folder: Path) -> list[str]:
 
 def check_outputs(args: argparse.Namespace, names: list[str]) -> None:
     """Refuse output files that cannot be written, before hours of work, or that would replace a text."""
-    for option in ("output", "html", "checkpoint"):
-        path = getattr(args, option)
+    for name in ("output", "html", "checkpoint"):
+        path, option = getattr(args, name), spelled(name)
         if path is None:
             continue
         folder = Path(path).resolve().parent
         if not folder.is_dir():
-            raise ValueError(f"{spelled(option)} must be in an existing folder, got {path!r}.")
+            raise ValueError(f"{option} must be in an existing folder, got {path!r}.")
         if os.path.isdir(path) or not os.access(path if os.path.exists(path) else folder, os.W_OK):
-            raise ValueError(f"{spelled(option)} must be a writable file, got {path!r}.")
+            raise ValueError(f"{option} must be a writable file, got {path!r}.")
         if os.path.exists(path) and any(map(Path(path).samefile, filter(os.path.exists, names))):
-            raise ValueError(
-                f"{spelled(option)} must not be one of the files to read, got {path!r}."
-            )
+            raise ValueError(f"{option} must not be one of the files to read, got {path!r}.")
 
 
 def table_format(name: str) -> str | None:
