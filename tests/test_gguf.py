@@ -44,11 +44,8 @@ def files(tmp_path_factory):
 
 
 def convert(folder, path):
-    arguments, sys.argv = sys.argv, ["convert_gguf.py", folder, path]
-    try:
-        runpy.run_path(str(ROOT / "tests" / "llama_cpp" / "convert_gguf.py"), run_name="__main__")
-    finally:
-        sys.argv = arguments
+    converter = runpy.run_path(str(ROOT / "tests" / "llama_cpp" / "convert_gguf.py"))
+    converter["convert"](folder, path)
 
 
 @pytest.fixture(scope="module")

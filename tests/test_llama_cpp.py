@@ -2,9 +2,9 @@
 `--kl-divergence` for that model with rounded weights.
 
 How they were made stands in tests/llama_cpp/README.md.  The tool keeps the reference's
-log-probabilities in 16 bits, so its figures of a comparison are met twice: to the last digit or 1e-6
-from logits in float64 that went through the same 16 bits here, and by the metric, which keeps them all,
-to what 16 bits cost.
+log-probabilities in 16 bits, so its figures of a comparison are met to the last digit or 1e-6 from logits
+in float64 that went through the same 16 bits here, and the metric, which keeps them all, meets the same
+formulas over all bits.
 """
 
 import copy
@@ -27,11 +27,8 @@ NUMBER = r"(-?[\d.]+)"
 LINE = re.compile(rf"^(.+?): +{NUMBER}%?(?: ± +{NUMBER} ?%?)?$")
 PERCENTILES = {"Maximum": 1, "Median": 0.5, "Minimum": 0}
 FILE = Path(__file__).parent / "llama_cpp" / "printed.json"
-RECORDED = json.loads(FILE.read_text("utf-8"))
 # PPL and ± by sample, window and whether the vocabulary asks for a start token.
-PRINTED = RECORDED["perplexities"]
-# What decode_logits.py finds in the tool's file.
-DECODED = RECORDED["reference nlls"]
+PRINTED = json.loads(FILE.read_text("utf-8"))["perplexities"]
 
 
 def printed_lines(root, bits) -> tuple[dict[str, tuple], np.ndarray]:
@@ -233,22 +230,6 @@ def metric_lines(result) -> dict[str, float]:
     return lines
 
 
-def test_the_metric_gives_every_line(root, compared, bits):
-    """To what the tool's 16 bits cost: steps of up to 2.4e-4 nats."""
-    lines = metric_lines(compared)
-    for name, (value, _) in printed_lines(root, bits)[0].items():
-        cost = 1.2e-4 if "PPL" in name or "KLD" in name else 4e-3
-        if name.startswith("Cor"):
-            cost = 1.1e-2
-        elif name.endswith(" KLD") and not name.startswith("Mean"):
-            # One token's: an error in log p moves KL = Σ p (log p - log q) by (1 + KL) times itself.
-            cost = 2.4e-4 if value < 1 else 6e-4
-        elif name == "Same top p":
-            # one token, whose two likeliest are one code
-            cost = 100 / compared["num_tokens"] + 6e-4
-        assert lines[name] == pytest.approx(value, rel=5e-5, abs=cost), name
-
-
 def test_the_metric_gives_every_line_in_float64(compared, rows, log_q):
     """The tool's formulas over all bits of the logits: what it would print without its file."""
     logits, targets = rows
@@ -282,11 +263,3 @@ def test_the_running_values_of_every_window(root, compared, bits):
     np.testing.assert_allclose(got[:, 3], expected[:, 3], atol=6e-3)
     # One token's two likeliest may be one code of 16 bits.
     assert (abs(got[:, 4] - expected[:, 4]) <= 100 / (ends + 1) + 6e-4).all()
-
-
-def test_what_the_tool_wrote_of_the_reference(rows):
-    """The nlls that were decoded from its file, to half a step of the 16 bits."""
-    logits, targets = rows
-    nll = -logits.double().log_softmax(1)[torch.arange(len(targets)), targets]
-    assert nll[:8].tolist() == pytest.approx(DECODED["first"], abs=1.3e-4)
-    assert nll.mean().item() == pytest.approx(DECODED["mean"], abs=1e-5)

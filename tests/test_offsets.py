@@ -48,10 +48,9 @@ def model():
     return make_model("gpt2", vocab_size=4096, n_positions=128).double()
 
 
-def make_demo_tokenizer(root, post_processor, chat_template=None):
+def make_demo_tokenizer(root, post_processor):
     """The bundled tokenizer with another post-processor."""
     tokenizer = AutoTokenizer.from_pretrained(str(root / "demo_model"))
-    tokenizer.chat_template = chat_template
     tokenizer.backend_tokenizer.post_processor = post_processor
     return tokenizer
 
@@ -67,15 +66,12 @@ def without_names(value):
 def with_both(metric, model, root):
     """Compute with a tokenizer that counts white space and one that trims it; the results are one."""
 
-    def compute(make_processor=byte_level, role="tokenizer", chat_template=None, **kwargs):
+    def compute(make_processor=byte_level, **kwargs):
         results = []
         for trims in (False, True):
-            tokenizer = make_demo_tokenizer(root, make_processor(trims), chat_template)
-            arguments = {"predictions": TEXTS, "model": model, "max_length": CONTEXT}
-            given = {role: tokenizer}
-            if role == "reference":
-                given[role] = {"model": model, "tokenizer": tokenizer}
-            results.append(metric.compute(**(arguments | kwargs | given)))
+            tokenizer = make_demo_tokenizer(root, make_processor(trims))
+            arguments = {"predictions": TEXTS, "model": model, "max_length": CONTEXT} | kwargs
+            results.append(metric.compute(tokenizer=tokenizer, **arguments))
             trimming = f'"trim_offsets":{str(trims).lower()}'
             assert trimming in tokenizer.backend_tokenizer.to_str()  # it is left as it was
         first, second = map(without_names, results)
@@ -111,40 +107,6 @@ def test_every_start(with_both, start):
 @pytest.mark.filterwarnings("ignore:A token spans the edge")
 def test_words_and_parts(with_both, arguments):
     with_both(in_sequence, return_token_scores=True, **arguments)
-
-
-@pytest.mark.parametrize("protocol", ["sliding", "gptq", "lm-eval", "longlora"])
-@pytest.mark.parametrize("role", ["tokenizer", "reference"])
-def test_comparisons_by_bytes(with_both, model, role, protocol):
-    arguments = {"protocol": protocol, "return_token_scores": True}
-    if protocol == "sliding":
-        arguments["add_start_token"] = False
-    other = make_model("gpt2", vocab_size=300)
-    if role == "tokenizer":
-        arguments |= {"reference": {"model": other, "tokenizer": make_byte_tokenizer()}}
-    else:
-        arguments |= {"model": other, "tokenizer": make_byte_tokenizer()}
-    result = with_both(role=role, **arguments)
-    assert result["comparison"]["compared"] == "bytes"
-    assert len(result["piece_scores"][0]["nll"]) > 10
-
-
-MARKING = (
-    "{% for m in messages %}{% if m.role == 'assistant' %}A:{% generation %}{{ m.content }}"
-    "{% endgeneration %}{% else %}U:{{ m.content }}{% endif %}\n{% endfor %}"
-)
-
-
-def test_turns_that_a_template_marks(with_both):
-    """transformers finds no token at a character that is left out of the offsets."""
-    turns = ["    two  words", "  "]
-    roles = ["user", "assistant", "user", "assistant"]
-    chat = [
-        {"role": role, "content": text} for role, text in zip(roles, ["x", turns[0], "y", turns[1]])
-    ]
-    result = with_both(predictions=[chat], chat_template=MARKING, max_length=64)
-    per_character = result["total_nll"] / len("".join(turns)) / math.log(2)
-    assert result["bits_per_character"] == pytest.approx(per_character)
 
 
 @pytest.mark.parametrize("make_processor", PROCESSORS)

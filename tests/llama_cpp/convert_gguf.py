@@ -1,17 +1,10 @@
-#!/usr/bin/env python3
 """Convert a local Hugging Face folder of a Llama to an f32 GGUF file for llama.cpp.
 
-The folder holds config.json, model.safetensors (any float dtype) and a
-byte-level BPE tokenizer.json with the GPT-2 pre-tokenizer, whose
-<|endoftext|> serves as bos, eos and unk.
-
-    convert_gguf.py MODEL_DIR OUT.gguf [--add-bos {0,1}]
-
-llama.cpp's own convert_hf_to_gguf.py does not take such a model as it is: it
-knows pre-tokenizers only by a hash over the whole tokenizer.
+The folder holds config.json, model.safetensors (any float dtype) and a byte-level BPE tokenizer.json with
+the GPT-2 pre-tokenizer, whose <|endoftext|> serves as bos, eos and unk.  llama.cpp's own converter knows
+pre-tokenizers only by a hash over the whole tokenizer.
 """
 
-import argparse
 import json
 from pathlib import Path
 
@@ -68,43 +61,11 @@ def beside_each_other(matrix, heads):
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(matrix.shape)
 
 
-def check(config, tokenizer):
-    """Refuse what llama.cpp's graph or tokenizer would compute differently."""
-    model, pre = tokenizer["model"], tokenizer["pre_tokenizer"]
-    heads = config["num_attention_heads"]
-    same = {
-        "a Llama architecture": config["model_type"] == "llama" and config["hidden_act"] == "silu",
-        "no biases": not config["attention_bias"] and not config["mlp_bias"],
-        "as many heads of keys as of queries": config["num_key_value_heads"] == heads,
-        "plain rotary positions": config["rope_parameters"]["rope_type"] == "default",
-        "a BPE tokenizer": model["type"] == "BPE" and not model.get("ignore_merges"),
-        "no normaliser": tokenizer["normalizer"] is None,
-        "GPT-2's pre-tokenizer": pre["type"] == "ByteLevel"
-        and pre["use_regex"]
-        and not pre["add_prefix_space"],
-    }
-    missing = [name for name, holds in same.items() if not holds]
-    if missing:
-        raise ValueError(f"the model must have {', '.join(missing)}")
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("model", type=Path, help="Hugging Face model folder")
-    parser.add_argument("out", type=Path, help="GGUF file to write")
-    parser.add_argument(
-        "--add-bos",
-        type=int,
-        choices=(0, 1),
-        default=0,
-        help="tokenizer.ggml.add_bos_token (default 0)",
-    )
-    args = parser.parse_args()
-
-    config = json.loads((args.model / "config.json").read_text("utf-8"))
-    tokenizer = json.loads((args.model / "tokenizer.json").read_text("utf-8"))
-    check(config, tokenizer)
-
+def convert(model, out, add_bos=False):
+    """Write the GGUF file of a folder; `add_bos` is the vocabulary's flag for the start token."""
+    model = Path(model)
+    config = json.loads((model / "config.json").read_text("utf-8"))
+    tokenizer = json.loads((model / "tokenizer.json").read_text("utf-8"))
     vocab = dict(tokenizer["model"]["vocab"])
     special = set()
     for token in tokenizer["added_tokens"]:
@@ -116,8 +77,8 @@ def main():
         raise ValueError("the token ids have gaps")
     merges = [m if isinstance(m, str) else " ".join(m) for m in tokenizer["model"]["merges"]]
 
-    writer = GGUFWriter(args.out, "llama")
-    writer.add_name(args.model.resolve().name)
+    writer = GGUFWriter(out, "llama")
+    writer.add_name(model.resolve().name)
     writer.add_file_type(LlamaFileType.ALL_F32)
     writer.add_vocab_size(config["vocab_size"])
     heads = config["num_attention_heads"]
@@ -141,15 +102,11 @@ def main():
     writer.add_bos_token_id(vocab[EOT])
     writer.add_eos_token_id(vocab[EOT])
     writer.add_unk_token_id(vocab[EOT])
-    writer.add_add_bos_token(bool(args.add_bos))
+    writer.add_add_bos_token(add_bos)
 
-    for name, array in weights(args.model, config):
+    for name, array in weights(model, config):
         writer.add_tensor(name, array)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-
-
-if __name__ == "__main__":
-    main()

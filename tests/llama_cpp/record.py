@@ -13,6 +13,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from convert_gguf import convert
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 MODEL, SAMPLES = ROOT / "demo_model", ROOT / "samples"
@@ -26,16 +28,12 @@ def run(*command: object) -> str:
     return done.stdout + done.stderr
 
 
-def convert(model: Path, file: Path, add_bos: int = 0) -> Path:
-    run(sys.executable, HERE / "convert_gguf.py", model, file, "--add-bos", add_bos)
-    return file
-
-
 def perplexities(program: str, folder: Path) -> dict[str, list[float]]:
     """PPL and ± by sample, window and start token."""
     printed = {}
     for adds in (0, 1):
-        file = convert(MODEL, folder / f"bos{adds}.gguf", adds)
+        file = folder / f"bos{adds}.gguf"
+        convert(MODEL, file, bool(adds))
         for sample in ("story", "technical"):
             for window in (64, 32):
                 text = SAMPLES / f"{sample}.txt"
@@ -46,29 +44,26 @@ def perplexities(program: str, folder: Path) -> dict[str, list[float]]:
     return printed
 
 
-def comparisons(program: str, folder: Path) -> dict[str, object]:
-    """Write the lines of --kl-divergence; return what the tool's file says of the reference."""
+def comparisons(program: str, folder: Path) -> None:
+    """Write the lines of --kl-divergence."""
     base = folder / "reference.kld"
     options = ["-c", 64, "-b", 64, *EXACT, "--kl-divergence-base", base]
     run(program, "-m", folder / "bos0.gguf", "-f", SAMPLES / "story.txt", *options)
     for bits in (4, 2):
         rounded = folder / f"rounded{bits}"
         run(sys.executable, MODEL / "round_weights.py", "--bits", bits, "--output", rounded)
-        file = convert(rounded, folder / f"rounded{bits}.gguf")
+        file = folder / f"rounded{bits}.gguf"
+        convert(rounded, file)
         said = run(program, "-m", file, *options, "--kl-divergence")
         lines = LINES.search(said)[0]
         (HERE / f"kl_divergence_{bits}bit.txt").write_text(lines, "utf-8")
-    decoded = run(sys.executable, HERE / "decode_logits.py", base)
-    mean = float(re.search(r"mean nll ([\d.]+)", decoded)[1])
-    first = decoded.split("first nlls ")[1].split()
-    return {"mean": mean, "first": [float(number) for number in first]}
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         printed = {"perplexities": perplexities(sys.argv[1], folder)}
-        printed["reference nlls"] = comparisons(sys.argv[1], folder)
+        comparisons(sys.argv[1], folder)
     (HERE / "printed.json").write_text(json.dumps(printed, indent=1) + "\n", "utf-8")
 
 
