@@ -9,7 +9,6 @@ from perplexity_sliding.results.comparison import (
     PairedScores,
     common_pieces,
     compare,
-    correlation,
     judge,
     positive_interval,
     worst_tokens,
@@ -170,23 +169,8 @@ def test_the_same_model():
     assert got["kl"] == 0 and got["kl_interval"] == [0, 0]
     assert got["token_agreement"] == got["same_top"] == 1
     assert got["rms_delta_p"] == 0 and got["rms_delta_p_interval"] == [0, 0]
-    assert got["correlation"] == pytest.approx(1)
     assert got["perplexity_ratio"]["pvalue"] == 1
     assert got["verdict"] == "no clear difference"
-
-
-@pytest.mark.parametrize(
-    "nlls, reference_nlls, expected",
-    [
-        ([1, 3], [2, 5], 1),
-        ([1, 3], [5, 2], -1),
-        ([1], [2], None),
-        ([1, 1], [2, 3], None),
-        ([1, math.inf], [2, 3], None),
-    ],
-)
-def test_correlation(nlls, reference_nlls, expected):
-    assert correlation(np.array(nlls), np.array(reference_nlls)) == pytest.approx(expected)
 
 
 def test_infinite_divergences_are_counted():

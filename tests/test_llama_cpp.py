@@ -211,10 +211,12 @@ def metric_lines(result) -> dict[str, float]:
     comparison = result["comparison"]
     ppl, base = result["perplexity"], comparison["reference_perplexity"]
     ratio = comparison["perplexity_ratio"]["ratio"]
+    scores = result["token_scores"][0]
+    nlls = np.array([scores["nll"], scores["reference_nll"]], dtype=float)  # NaN where unscored
     lines = {
         "Mean PPL(Q)": ppl,
         "Mean PPL(base)": base,
-        "Cor(ln(PPL(Q)), ln(PPL(base)))": 100 * comparison["correlation"],
+        "Cor(ln(PPL(Q)), ln(PPL(base)))": 100 * np.corrcoef(nlls[:, ~np.isnan(nlls[0])])[0, 1],
         "Mean ln(PPL(Q)/PPL(base))": math.log(ratio),
         "Mean PPL(Q)/PPL(base)": ratio,
         "Mean PPL(Q)-PPL(base)": ppl - base,

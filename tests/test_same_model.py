@@ -94,8 +94,8 @@ def test_a_minority_of_wrong_tokens_is_seen(share, nats, rounded):
     differences[wrong] += nats
     verdict = judge_sameness(differences, rounding)
     assert verdict["same"] is None
-    assert verdict["largest_difference"] == pytest.approx(np.abs(differences).max())
-    assert verdict["rms_difference"] == pytest.approx(np.sqrt(np.mean(differences**2)))
+    assert verdict["difference"]["largest"] == pytest.approx(np.abs(differences).max())
+    assert verdict["difference"]["rms"] == pytest.approx(np.sqrt(np.mean(differences**2)))
 
 
 @pytest.mark.parametrize("nats", [0.015, -0.008])

@@ -140,16 +140,9 @@ def test_json_holds_every_digit(measure):
     assert Totals.from_json(totals.to_json()).result()["total_nll"] == np.inf
 
 
-@pytest.mark.parametrize(
-    ("written", "message"),
-    [
-        ('{"kind": "totals', "cannot be read"),
-        ("[1]", "must hold .* got 'list'"),
-        ("{}", "got None"),
-    ],
-)
-def test_what_is_no_totals_is_refused(written, message):
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize("written", ['{"kind": "totals', "[1]", "{}"])
+def test_what_is_no_totals_is_refused(written):
+    with pytest.raises(ValueError, match=r"must hold 'totals .*Was it cut short"):
         Totals.from_json(written)
 
 

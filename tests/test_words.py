@@ -609,7 +609,7 @@ def test_a_sentence_without_spaces_is_no_word(text, is_whole):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"words": "spaces"}, "`words` must be True, 'whitespace', or a list"),
+        ({"words": "spaces"}, "`words` must be True, or a list"),
         ({"words": [["w3"]]}, "a list of words or spans for each text, 2"),
         ({"words": [["w3", "w4"], ["w5"]]}, "at position 1: "),
         ({"words": [[(0, 2)], [(0, 99)]]}, "within the 5 characters of the text at position 1"),

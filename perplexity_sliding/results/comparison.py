@@ -54,7 +54,6 @@ class PairedScores:
         return len(self.texts)
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """Return a column in float64."""
         return self.columns[name].astype(np.float64)
 
     @property
@@ -65,7 +64,6 @@ class PairedScores:
 
     @property
     def are_of_logits(self) -> bool:
-        """Whether whole distributions were compared, not only the probabilities of the tokens."""
         return "kl" in self.columns
 
     @cached_property
@@ -75,20 +73,14 @@ class PairedScores:
         blocks = Blocks.of(self.lengths, self.texts, self.positions, [ones])
         return blocks.clusters(self.block_tokens)
 
-    def sums(self, *columns: np.ndarray, chosen: np.ndarray | slice = slice(None)) -> np.ndarray:
-        """Sum tokens and columns over each cluster (1 + columns, C).
-
-        Args:
-            chosen: the tokens that the columns have.
-        """
+    def sums(self, column: np.ndarray, chosen: np.ndarray | slice = slice(None)) -> np.ndarray:
+        """Sum a column of the chosen tokens over each cluster, and count them (2, C)."""
         texts, positions = self.texts[chosen], self.positions[chosen]
-        blocks = Blocks.of(self.lengths, texts, positions, [np.ones(len(texts)), *columns])
-        return blocks.cut(self.clusters.num_parts).sums.T
+        blocks = Blocks.of(self.lengths, texts, positions, [np.ones(len(texts)), column])
+        return blocks.cut(self.clusters.num_parts).sums.T[::-1]
 
     def mean(self, column: np.ndarray, chosen: np.ndarray | slice = slice(None)) -> Estimate:
-        """Estimate the mean of a column over the chosen tokens."""
-        tokens, sums = self.sums(column, chosen=chosen)
-        return estimate_ratio(sums, tokens)
+        return estimate_ratio(*self.sums(column, chosen))
 
 
 def compare(scores: PairedScores, ratio: dict, margin: float | None = None) -> dict:
@@ -100,16 +92,12 @@ def compare(scores: PairedScores, ratio: dict, margin: float | None = None) -> d
 
     Returns:
         plain Python numbers and intervals of 95 % confidence, None where the text is too little.
-
-    Raises:
-        ValueError: the two give too much probability to ids that only one of them has.
     """
     result = {
         **judge(ratio, margin, "perplexity", len(scores.lengths)),
         "perplexity_ratio": ratio,
         "interval_sample": ratio["sample"],
         "interval_scope": scores.clusters.scope,
-        "correlation": correlation(scores["nll"], scores["reference_nll"]),
         **(compare_distributions(scores) if scores.are_of_logits else {}),
         **compare_predictions(scores),
         **compare_probabilities(scores),
@@ -129,8 +117,7 @@ def judge(ratio: dict, margin: float | None, what: str, num_texts: int) -> dict:
     of the interval lies below the margin.
 
     Args:
-        ratio: of the model to the reference, with its interval.
-        what: the quantity of the ratio.
+        what: the quantity of which `ratio` is that of the model to the reference.
     """
     value, interval = ratio["ratio"], ratio["interval"]
     is_within = interval is not None and margin is not None and interval[1] < 1 + margin
@@ -148,37 +135,27 @@ def judge(ratio: dict, margin: float | None, what: str, num_texts: int) -> dict:
         verdict = "no clear difference"
         summary = "No clear difference between the model and the reference"
 
-    def is_one(ratio: float) -> bool:
-        return abs(ratio - 1) <= ROUNDING
-
-    def change_in_words(ratio: float) -> str:
+    def in_words(ratio: float) -> str:
         return f"{100 * abs(ratio - 1):.3g} % {'higher' if ratio >= 1 else 'lower'}"
 
     if value is None or not math.isfinite(value):
         summary = (
             f"There is no ratio, because the {what} of the model or the reference is infinite."
         )
-    elif interval is not None and all(map(is_one, (value, *interval))):
-        summary = (
-            f"No difference between the model and the reference: the {what} of both is the same."
-        )
+    elif interval is not None and max(abs(one - 1) for one in (value, *interval)) <= ROUNDING:
+        summary = "No difference between the model and the reference"
+        summary += f": the {what} of both is the same."
     else:
-        summary += f": its {what} is {'the same' if is_one(value) else change_in_words(value)}"
-        if interval is None:
-            summary += ". There is not enough text for an interval."
-        else:
-            low, high = map(change_in_words, interval)
-            summary += f" (95 % interval: {low} to {high})."
+        change = "the same" if abs(value - 1) <= ROUNDING else in_words(value)
+        sure = ". There is not enough text for an interval."
+        if interval is not None:
+            sure = f" (95 % interval: {in_words(interval[0])} to {in_words(interval[1])})."
+        summary += f": its {what} is {change}{sure}"
     judged = {"verdict": verdict, "summary": summary}
     return judged if margin is None else judged | {"margin": margin, "within_margin": is_within}
 
 
 def compare_distributions(scores: PairedScores) -> dict:
-    """Estimate the Kullback-Leibler divergence both ways, in nats.
-
-    Raises:
-        ValueError: two vocabularies have too little in common.
-    """
     for name, column in {"model": "outside", "reference": "reference_outside"}.items():
         mass = float(scores[column].mean())
         if mass > MOST_OUTSIDE:
@@ -186,9 +163,7 @@ def compare_distributions(scores: PairedScores) -> dict:
                 "reference",
                 f"have the vocabulary of the model, up to padding, but the {name} gives ids that "
                 f"the other lacks a probability of {mass:.2g} on average, more than {MOST_OUTSIDE}",
-                advice=(
-                    "Pass the reference's own tokenizer as `reference['tokenizer']` if it differs."
-                ),
+                advice="Pass the reference's tokenizer as `reference['tokenizer']` if it differs.",
             )
     result: dict[str, object] = {}
     for name in ("kl", "kl_reverse"):
@@ -202,7 +177,6 @@ def compare_distributions(scores: PairedScores) -> dict:
 
 
 def compare_predictions(scores: PairedScores) -> dict:
-    """Estimate how often both models predict the same token, and how often the right one."""
     top, reference_top = scores.columns["top"], scores.columns["reference_top"]
     right, was_right = top == scores.targets, reference_top == scores.targets
     shares = {
@@ -216,7 +190,7 @@ def compare_predictions(scores: PairedScores) -> dict:
         shares = {"token_agreement": 1 - scores["total_variation"]} | shares
     result: dict[str, object] = {}
     for name, column in shares.items():
-        tokens, hits = scores.sums(column.astype(np.float64))
+        hits, tokens = scores.sums(column.astype(np.float64))
         result[name] = float(hits.sum() / tokens.sum())
         result[f"{name}_interval"] = share_interval(hits, tokens)
     change = scores.mean(right.astype(np.float64) - was_right)
@@ -228,7 +202,6 @@ def compare_predictions(scores: PairedScores) -> dict:
 
 
 def compare_probabilities(scores: PairedScores) -> dict:
-    """Estimate how the probability of the text's own tokens changes: mean, spread, percentiles."""
     changes = np.exp(-scores["nll"]) - np.exp(-scores["reference_nll"])
     mean, square = scores.mean(changes), scores.mean(changes**2)
     interval = positive_interval(square)
@@ -244,12 +217,7 @@ def compare_probabilities(scores: PairedScores) -> dict:
 def compare_groups(
     scores: PairedScores, values: np.ndarray, ranges: Sequence[tuple[float, float]]
 ) -> list[dict]:
-    """Estimate the divergence and the change of the tokens in each range of a value, unless it is empty.
-
-    Args:
-        values: of each token (N,).
-        ranges: (low, high), ascending; each goes on to the low of the next.
-    """
+    """Estimate divergence and change of the tokens whose value (N,) is in each ascending range."""
     group = np.searchsorted([low for low, _ in ranges], values, side="right") - 1
     groups = []
     for number in np.unique(group).tolist():
@@ -284,21 +252,8 @@ def percentiles(values: np.ndarray) -> dict[str, float]:
     return {f"{percent:g}": value for percent, value in zip(PERCENTILES, statistics.tolist())}
 
 
-def correlation(nlls: np.ndarray, reference_nlls: np.ndarray) -> float | None:
-    """Compute Pearson's correlation over tokens; None if one side is constant or infinite."""
-    if len(nlls) < 2:
-        return None
-    with np.errstate(invalid="ignore", divide="ignore"):
-        value = float(np.corrcoef(nlls, reference_nlls)[0, 1])
-    return value if math.isfinite(value) else None
-
-
 def worst_tokens(scores: PairedScores, number: int) -> np.ndarray:
-    """Find the tokens with the largest divergence (at most `number`,), the largest first.
-
-    Where only the tokens' own probabilities are known, those that change most.  Changes within
-    rounding are not listed.
-    """
+    """Find the tokens with the largest divergence, or change of nll, beyond rounding (≤ number,)."""
     size = scores.columns["kl"] if scores.are_of_logits else np.abs(scores.differences)
     largest = np.argsort(-size, kind="stable")[:number]
     return largest[size[largest] > TOKEN_ROUNDING]
@@ -349,7 +304,7 @@ def common_pieces(
         counts.append(np.bincount(piece[inside], minlength=len(ends)))
         nlls.append(np.bincount(piece[inside], nll[inside], minlength=len(ends)))
     columns = begins, ends, counts[0], np.array(num_bytes, dtype=int), *nlls
-    scored = ~np.isnan(nlls[0]) & ~np.isnan(nlls[1])
+    scored = ~np.isnan(nlls[0] + nlls[1])
     return Pieces(len(text), *(column[scored] for column in columns))
 
 
@@ -364,18 +319,11 @@ def clean_ends(offsets: np.ndarray) -> np.ndarray:
 def compare_bytes(
     texts: Sequence[Pieces], block_tokens: float, margin: float | None = None
 ) -> dict:
-    """Compare two models with different tokenizers over pieces between common boundaries.
+    """Compare two models with different tokenizers over the pieces of texts.
 
     Args:
-        texts: the pieces of each text.
         block_tokens: fewest tokens of the model in a part of a text that is taken as independent.
         margin: how much worse the model may be, as a share of its perplexity per byte.
-
-    Returns:
-        plain Python numbers and intervals of 95 % confidence, None where the text is too little.
-
-    Raises:
-        ValueError: no piece of any text is scored by both.
     """
     number = np.repeat(np.arange(len(texts)), [len(text.ends) for text in texts])
     if not len(number):
@@ -436,34 +384,36 @@ def judge_sameness(differences: np.ndarray, rounding: np.ndarray) -> dict:
     Returns:
         `same`: "float32" if no token differs by more than `FLOAT32`; "bfloat16" if root mean square,
         largest and mean are those of rounding within their margins; None otherwise, or with fewer
-        tokens than `FEWEST`; these three of differences and rounding in nats; `summary`: a sentence.
+        tokens than `FEWEST`; these three of `difference` and of `rounding`; `summary`: a sentence.
     """
-    nats: dict[str, float] = {}
-    for kind, values in {"difference": differences, "rounding": rounding}.items():
+
+    def describe(values: np.ndarray) -> dict[str, float]:
         # where both nlls are infinite, they agree
         finite = np.nan_to_num(values, nan=0.0, posinf=INFINITE, neginf=-INFINITE)
-        nats[f"rms_{kind}"] = float(np.sqrt(np.mean(finite**2)))
-        nats[f"largest_{kind}"] = float(np.abs(finite).max())
-        nats[f"mean_{kind}"] = float(finite.mean())
-    of_rounding, number = nats["rms_rounding"], len(differences)
+        rms = float(np.sqrt(np.mean(finite**2)))
+        return {"rms": rms, "largest": float(np.abs(finite).max()), "mean": float(finite.mean())}
+
+    def in_words(nats: dict[str, float]) -> str:
+        rms, largest, mean = nats.values()
+        return f"{rms:.2g} nats (root mean square; at most {largest:.2g}, on average {mean:+.2g})"
+
+    found, expected, number = describe(differences), describe(rounding), len(differences)
     bounds = {
-        "rms": MARGIN * of_rounding,
-        "largest": MARGIN_OF_LARGEST * nats["largest_rounding"],
-        "mean": MARGIN * (abs(nats["mean_rounding"]) + ERRORS * of_rounding / math.sqrt(number)),
+        "rms": MARGIN * expected["rms"],
+        "largest": MARGIN_OF_LARGEST * expected["largest"],
+        "mean": MARGIN * (abs(expected["mean"]) + ERRORS * expected["rms"] / math.sqrt(number)),
     }
     same: str | None = None
-    if nats["largest_difference"] <= FLOAT32:
+    if found["largest"] <= FLOAT32:
         same, verdict = "float32", "The model is the reference"
     elif number < FEWEST:
         verdict = f"It takes {FEWEST} tokens to tell whether the model is the reference"
-    elif all(abs(nats[f"{name}_difference"]) <= max(FLOAT32, bounds[name]) for name in bounds):
+    elif all(abs(found[name]) <= max(FLOAT32, bounds[name]) for name in bounds):
         same, verdict = "bfloat16", "The model is the reference up to the rounding of bfloat16"
     else:
         verdict = "The model is not the reference, or has other settings"
     summary = (
-        f"{verdict}: over {number:,} tokens they differ by {nats['rms_difference']:.2g} nats (root mean "
-        f"square; at most {nats['largest_difference']:.2g}, on average {nats['mean_difference']:+.2g}), "
-        f"and the reference in bfloat16 from itself by {of_rounding:.2g} (at most "
-        f"{nats['largest_rounding']:.2g}, on average {nats['mean_rounding']:+.2g})."
+        f"{verdict}: over {number:,} tokens they differ by {in_words(found)}, and the reference in "
+        f"bfloat16 from itself by {in_words(expected)}."
     )
-    return {"same": same, **nats, "summary": summary}
+    return {"same": same, "difference": found, "rounding": expected, "summary": summary}

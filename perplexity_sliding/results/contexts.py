@@ -35,9 +35,6 @@ def expand_settings(
 
     Args:
         given: the arguments of the call.
-
-    Raises:
-        ValueError: as when the longest is measured.
     """
     setting, context_lengths = settings[0], given["context_lengths"]
     if given["carry"] and setting.max_length is None and limit.length is None:
@@ -58,15 +55,27 @@ def expand_settings(
 
 
 def doubling_lengths(longest: int, stride: int | None) -> list[int]:
-    """List a length and its halves, ascending: down to an eighth, or as long as two strides fit.
-
-    Args:
-        longest: the window, at least 2.
-    """
+    """List a length and its halves, ascending: down to an eighth, or as long as two strides fit."""
     lengths = [longest]
     while lengths[-1] // 2 >= 2 * (stride or 1) and (stride or len(lengths) <= MOST_HALVINGS):
         lengths.append(lengths[-1] // 2)
     return lengths[::-1]
+
+
+def total_contexts(
+    reports: Sequence[ScoredMeasurement], num_forward_tokens: int
+) -> "ContextTotals":
+    """Sum up the same tokens by length of context, given longest first."""
+    ascending = reports[::-1]
+    longest = ascending[-1]
+    return ContextTotals.of(
+        [report.measurement.plan.max_length for report in ascending],
+        [nlls_by_token(report.measurement, report.scores) for report in ascending],
+        contexts_by_token(longest.measurement),
+        longest.measurement.plan.stride,
+        num_forward_tokens,
+        longest.totals,
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,24 +110,22 @@ class ContextTotals:
         """Sum up the tokens of texts.
 
         Args:
-            nlls: for each length and each text the nlls of its tokens in nats (N,), NaN where
-                unscored.
+            nlls: for each length and each text the nlls of its tokens (N,), NaN where unscored.
             contexts: for each text how many tokens each of its tokens sees under the longest (N,).
             stride: tokens from one window to the next.
         """
-        longest = context_lengths[-1]
+        least = context_lengths[-1] - stride
         served = [
-            np.flatnonzero((seen >= longest - stride) & ~np.isnan(nll))
+            np.flatnonzero((seen >= least) & ~np.isnan(nll))
             for seen, nll in zip(contexts, nlls[-1])
         ]
         texts = np.repeat(np.arange(len(served)), [len(places) for places in served])
-        places = np.concatenate(served)
         columns = [
-            np.concatenate([nll[tokens] for nll, tokens in zip(of_texts, served)])
+            np.concatenate([nll[places] for nll, places in zip(of_texts, served)])
             for of_texts in nlls
         ]
         lengths = [len(seen) for seen in contexts]
-        blocks = Blocks.of(lengths, texts, places, [np.ones(len(places)), *columns])
+        blocks = Blocks.of(lengths, texts, np.concatenate(served), [np.ones(len(texts)), *columns])
         return cls(context_lengths, blocks, num_forward_tokens, totals)
 
     @property
@@ -145,8 +152,7 @@ class ContextTotals:
         )
 
     def __radd__(self, other: object) -> "ContextTotals":
-        """Begin a `sum`, which adds the first to 0."""
-        return self if other == 0 else NotImplemented
+        return self if other == 0 else NotImplemented  # `sum` adds the first to 0
 
     def result(self) -> dict:
         """Estimate the perplexity at each length.
@@ -183,17 +189,3 @@ class ContextTotals:
                 summary["ratio_to_longest"] = as_ratio(difference, clusters.sample)
             summaries.append(summary)
         return {"by_context_length": summaries, "num_forward_tokens": self.num_forward_tokens}
-
-
-def total_contexts(reports: Sequence[ScoredMeasurement], num_forward_tokens: int) -> ContextTotals:
-    """Sum up the same tokens by length of context, shortest first."""
-    ascending = reports[::-1]
-    longest = ascending[-1]
-    return ContextTotals.of(
-        [report.measurement.plan.max_length for report in ascending],
-        [nlls_by_token(report.measurement, report.scores) for report in ascending],
-        contexts_by_token(longest.measurement),
-        longest.measurement.plan.stride,
-        num_forward_tokens,
-        longest.totals,
-    )

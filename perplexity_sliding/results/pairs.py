@@ -1,7 +1,8 @@
 """A model and its reference compared: their scores paired, token by token or by the byte."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from .comparison import (
     judge_sameness,
     worst_tokens,
 )
-from .report import ScoredMeasurement
+from .report import Comparison, ScoredMeasurement
 from .totals import ratio_of_perplexities
 
 # Tokens in `worst_tokens`, at most.
@@ -47,70 +48,63 @@ ITSELF = (
 # --- by the token ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class TokenComparison:
-    """Compares the scores of a measurement token by token with those under the reference.
+def compare_by_token(
+    report: ScoredMeasurement,
+    with_tokens: bool,
+    *,
+    reference: ScoredModel,
+    margin: float | None,
+    is_itself: bool = False,
+    alone: list[list[Columns]] | None = None,
+    rounded: list[list[Columns]] | None = None,
+) -> dict:
+    """Compare the scores of a measurement token by token with those under the reference.
 
-    Attributes:
+    Args:
         margin: how much worse the model may be, as a share of the perplexity, or None.
         is_itself: whether the reference is the model itself.
-        scores: scores of the windows of each text under the reference; None if both return logits, so
+        alone: scores of the windows of each text under the reference; None if both return logits, so
             that the model's scores have columns of the reference.
         rounded: those in bfloat16; None if both return logits, or the reference is not in float32.
     """
-
-    reference: ScoredModel
-    margin: float | None
-    is_itself: bool = False
-    scores: list[list[Columns]] | None = None
-    rounded: list[list[Columns]] | None = None
-
-    def results(self, report: ScoredMeasurement, with_tokens: bool) -> dict:
-        """Build the keys of a result that compare it; see the metric's documentation."""
-        if self.scores is None:
-            return {"comparison": self.compare(report)}
+    results: dict = {}
+    if alone is not None:
         beside = [
             [
                 columns | {"reference_nll": other["nll"], "reference_top": other["top"]}
                 for columns, other in zip(*of_text)
             ]
-            for of_text in zip(report.scores, self.scores)
+            for of_text in zip(report.scores, alone)
         ]
         report = replace(report, scores=beside)
-        result: dict = {"comparison": self.compare(report)}
-        return result | ({"token_scores": report.token_scores()} if with_tokens else {})
-
-    def compare(self, report: ScoredMeasurement) -> dict:
-        """Build the value of `comparison`; see the metric's documentation."""
-        measurement, plan = report.measurement, report.measurement.plan
-        of_reference = [
-            [{"nll": columns["reference_nll"]} for columns in of_text] for of_text in report.scores
-        ]
-        with self.reference.as_scored():
-            totals = replace(
-                report, model=self.reference, scores=of_reference, comparison=None
-            ).totals
-        reference = totals.result()
-        scores = pair_scores(measurement, report.scores)
-        ratio = ratio_of_perplexities(report.totals, totals)
-        result = {"compared": "tokens", **compare(scores, ratio, self.margin)}
-        if self.is_itself:
-            result |= {"summary": ITSELF, "verdict": "the same"}
-        result |= {f"reference_{k}": reference[k] for k in SHOWN_OF_REFERENCE if k in reference}
-        if all(stream.offsets is not None for stream in measurement.streams):
-            # comparable across tokenizers
-            pieces = find_pieces((measurement, report.scores), (measurement, of_reference))
-            by_bytes = compare_bytes(pieces, plan.max_length)
-            result |= {name: by_bytes[name] for name in CHANGE_PER_BYTE}
-        result["worst_tokens"] = describe_tokens(
-            report.model.tokenizer, measurement, scores, worst_tokens(scores, WORST_TOKENS)
-        )
-        if self.rounded is not None:
-            rounded = [columns["nll"] for of_text in self.rounded for columns in of_text]
-            rounding = np.concatenate(rounded).astype(np.float64) - scores["reference_nll"]
-            identity = judge_sameness(scores.differences, rounding)
-            result |= {"summary": identity["summary"], "identity": identity}
-        return result
+        results = {"token_scores": report.token_scores()} if with_tokens else {}
+    measurement, max_length = report.measurement, report.measurement.plan.max_length
+    of_reference = [
+        [{"nll": columns["reference_nll"]} for columns in of_text] for of_text in report.scores
+    ]
+    with reference.as_scored():
+        totals = replace(report, model=reference, scores=of_reference, comparison=None).totals
+    its_own = totals.result()
+    scores = pair_scores(measurement, report.scores)
+    ratio = ratio_of_perplexities(report.totals, totals)
+    comparison = {"compared": "tokens", **compare(scores, ratio, margin)}
+    if is_itself:
+        comparison |= {"summary": ITSELF, "verdict": "the same"}
+    comparison |= {f"reference_{k}": its_own[k] for k in SHOWN_OF_REFERENCE if k in its_own}
+    if all(stream.offsets is not None for stream in measurement.streams):
+        # comparable across tokenizers
+        pieces = find_pieces((measurement, report.scores), (measurement, of_reference))
+        by_bytes = compare_bytes(pieces, max_length)
+        comparison |= {name: by_bytes[name] for name in CHANGE_PER_BYTE}
+    comparison["worst_tokens"] = describe_tokens(
+        report.model.tokenizer, measurement, scores, worst_tokens(scores, WORST_TOKENS)
+    )
+    if rounded is not None:
+        nlls = [columns["nll"] for of_text in rounded for columns in of_text]
+        rounding = np.concatenate(nlls).astype(np.float64) - scores["reference_nll"]
+        identity = judge_sameness(scores.differences, rounding)
+        comparison |= {"summary": identity["summary"], "identity": identity}
+    return results | {"comparison": comparison}
 
 
 def pair_scores(measurement: Measurement, scores: list[list[Columns]]) -> PairedScores:
@@ -159,55 +153,44 @@ def describe_tokens(
 # --- by the byte ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class ByteComparison:
-    """Compares two models with different tokenizers over pieces between common boundaries.
+def compare_by_byte(
+    report: ScoredMeasurement,
+    with_tokens: bool,
+    *,
+    reference: ScoredModel,
+    margin: float | None,
+    measurement: Measurement,
+    scores: list[list[Columns]],
+) -> dict:
+    """Compare two models with different tokenizers over pieces between common boundaries.
 
-    Attributes:
+    Args:
         measurement: the reference's own plan, over its own tokens.
         scores: of its windows.
     """
-
-    reference: ScoredModel
-    margin: float | None
-    measurement: Measurement
-    scores: list[list[Columns]]
-
-    def results(self, report: ScoredMeasurement, with_tokens: bool) -> dict:
-        """Build the keys of a result that compare it; see the metric's documentation."""
-        pieces = find_pieces((report.measurement, report.scores), (self.measurement, self.scores))
-        identity = describe_measurement(
-            self.reference,
-            self.measurement.signature_fields(),
-            words_given=report.word_counts is not None,
-        )
-        comparison = {
-            "compared": "bytes",
-            **compare_bytes(pieces, report.measurement.plan.max_length, self.margin),
-            **{f"reference_{k}": identity[k] for k in SHOWN_OF_REFERENCE if k in identity},
+    pieces = find_pieces((report.measurement, report.scores), (measurement, scores))
+    fields, is_detokenized = measurement.signature_fields(), report.word_counts is not None
+    identity = describe_measurement(reference, fields, is_detokenized)
+    comparison = {
+        "compared": "bytes",
+        **compare_bytes(pieces, report.measurement.plan.max_length, margin),
+        **{f"reference_{k}": identity[k] for k in SHOWN_OF_REFERENCE if k in identity},
+    }
+    if not with_tokens:
+        return {"comparison": comparison}
+    piece_scores = [
+        {
+            "offsets": np.stack([of_text.begins, of_text.ends], axis=1).tolist(),
+            "nll": of_text.nll.tolist(),
+            "reference_nll": of_text.reference_nll.tolist(),
         }
-        if not with_tokens:
-            return {"comparison": comparison}
-        piece_scores = [
-            {
-                "offsets": np.stack([of_text.begins, of_text.ends], axis=1).tolist(),
-                "nll": of_text.nll.tolist(),
-                "reference_nll": of_text.reference_nll.tolist(),
-            }
-            for of_text in pieces
-        ]
-        return {"comparison": comparison, "piece_scores": piece_scores}
+        for of_text in pieces
+    ]
+    return {"comparison": comparison, "piece_scores": piece_scores}
 
 
 def find_pieces(*sides: tuple[Measurement, list[list[Columns]]]) -> list[Pieces]:
-    """List the pieces of each text that the model and the reference both score.
-
-    Args:
-        sides: the measurement and the scores of either.
-
-    Raises:
-        ValueError: a tokenizer gives no offsets.
-    """
+    """List the pieces of each text that both score, of the measurement and the scores of either."""
     if any(stream.offsets is None for measurement, _ in sides for stream in measurement.streams):
         raise ValueError(
             Wording(
@@ -254,7 +237,7 @@ def score_pair(
     of_reference: Sequence[Measurement] | None,
     measures: Sequence[Measure],
     margin: float | None,
-) -> tuple[Work, list[Columns], Sequence[TokenComparison | ByteComparison]]:
+) -> tuple[Work, list[Columns], Sequence[Comparison]]:
     """Score measurements under a model and its reference, together if they read the same tokens.
 
     Args:
@@ -266,7 +249,8 @@ def score_pair(
         work and scores of the model, and the comparison of each measurement.
     """
     model, reference = models
-    comparisons: list[TokenComparison | ByteComparison]
+    given: dict = {"reference": reference, "margin": margin}
+    comparisons: list[Comparison]
 
     def score_alone(
         one: ScoredModel, planned: Sequence[Measurement], asked: Sequence[Measure]
@@ -278,8 +262,8 @@ def score_pair(
     if of_reference is not None:
         planned = score_alone(reference, of_reference, [NegativeLogLikelihood()])
         comparisons = [
-            ByteComparison(reference, margin, *of_measurement)
-            for of_measurement in zip(of_reference, planned)
+            partial(compare_by_byte, **given, measurement=measurement, scores=scores)
+            for measurement, scores in zip(of_reference, planned)
         ]
         return *session.score([model], measurements, measures), comparisons
     if all(each.gives_logits for each in models):
@@ -291,7 +275,7 @@ def score_pair(
                 "always be met",
                 advice="Load the reference with another `reference['dtype']`, such as float32.",
             )
-        comparisons = [TokenComparison(reference, margin, is_itself)] * len(measurements)
+        comparisons = [partial(compare_by_token, **given, is_itself=is_itself)] * len(measurements)
         return *session.score(models, measurements, [*measures, Divergence()]), comparisons
     values: list[Measure] = [NegativeLogLikelihood(), Likeliest()]
     others = score_alone(reference, measurements, values)
@@ -303,7 +287,7 @@ def score_pair(
             prepare_model(rounded, measurements)
             roundings = score_alone(rounded, measurements, values[:1])
     comparisons = [
-        TokenComparison(reference, margin, scores=of_windows, rounded=rounding)
+        partial(compare_by_token, **given, alone=of_windows, rounded=rounding)
         for of_windows, rounding in zip(others, roundings)
     ]
     together = [*measures, *(m for m in values if m not in measures)]
@@ -311,7 +295,7 @@ def score_pair(
 
 
 def is_compared_with_itself(model: ScoredModel, reference: ScoredModel) -> bool:
-    """Return whether two models in memory are one: the same object, or the same files and settings."""
+    """Return whether two models in memory are the same object, or of the same files and settings."""
     if not isinstance(model, LanguageModel) or type(model) is not type(reference):
         return False
     one, other = describe_model(model), describe_model(reference)

@@ -1,6 +1,6 @@
 """From the scores of windows to the result of a measurement."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any
@@ -24,6 +24,11 @@ WINDOW_KEYS = ("begin", "first", "end", "start_token")
 REFERENCE_COLUMNS = ("reference_nll", "kl", "top", "reference_top")
 
 
+# Compares a measurement with that of a second model: builds `comparison`, and where the second
+# argument is true the scores of tokens or pieces of both.
+Comparison = Callable[["ScoredMeasurement", bool], dict]
+
+
 @dataclass(frozen=True)
 class ScoredMeasurement:
     """A measurement with its scores, and what becomes of them.
@@ -31,7 +36,7 @@ class ScoredMeasurement:
     Attributes:
         scores, borders: scores of the windows of each text, and of those after its scored parts.
         cost: tokens that the measurement alone reads.
-        comparison: `TokenComparison` or `ByteComparison` with a second model, if any.
+        comparison: comparison with a second model, if any.
         word_counts: words of each text before it was detokenized, by its tool's count; None if it was not.
         text_digests: digest of each given text; for a chat, of its formatted text.
         word_scoring: scoring of words; None if they are not scored.
@@ -44,7 +49,7 @@ class ScoredMeasurement:
     cost: int
     word_counts: list[int] | None
     text_digests: list[TextsDigest]
-    comparison: Any = None
+    comparison: Comparison | None = None
     borders: Sequence[list[Columns]] = ()
     word_scoring: WordScoring | None = None
     detokenizer: str | None = None
@@ -175,7 +180,7 @@ class ScoredMeasurement:
         if with_tokens:
             result["token_scores"] = self.token_scores()
         if self.comparison is not None:
-            result |= self.comparison.results(self, with_tokens)
+            result |= self.comparison(self, with_tokens)
             own, own_of_reference = measurement.own_windows
             result["comparison"] |= {
                 "own_window": own,

@@ -34,7 +34,6 @@ class TextScores:
         guide_weights: weight of each window's mean, for the average "guide weights".
         stream_length: tokens in the stream, scored or not.
         num_tokens: tokens of the stream that have characters of the text.
-        num_bytes, num_characters: the text's length in UTF-8 and in Unicode code points.
         num_words: its words as the protocol counts them, or the number the caller gave.
         scored_nll, scored_bytes, scored_characters: sums over the scored tokens with characters;
             None if the tokenizer returns no offsets.
@@ -57,6 +56,23 @@ class TextScores:
     num_context: int = 0
     token_bytes: np.ndarray | None = None
 
+    def units(self, nll: float, count: float) -> tuple[float, ...]:
+        """Return tokens, words, bytes, characters, their nll, and the nll of the words.
+
+        If the characters of the scored tokens are known, only these count, as in nanochat's
+        `evaluate_bpb`, and words are charged by their bytes.  Otherwise unscored tokens count as
+        average ones of their text; if all are scored, this is lm-evaluation-harness's Σ nll / Σ units.
+
+        Args:
+            nll, count: of all scored tokens.
+        """
+        if self.scored_nll is not None and self.scored_bytes and self.scored_characters:
+            nll, of_text = self.scored_nll, (self.scored_bytes, self.scored_characters)
+        else:
+            nll, of_text = nll * self.num_tokens / count, (self.num_bytes, self.num_characters)
+        word_nll = nll * self.num_bytes / of_text[0]
+        return (self.num_tokens, self.num_words, *of_text, nll, word_nll)
+
 
 def perplexity_interval(estimate: Estimate, cap: float = math.inf) -> list[float] | None:
     """Return the interval of a perplexity from the estimate of its logarithm, between 1 and exp(cap)."""
@@ -70,7 +86,8 @@ class Aggregation:
     """The settings by which token scores become a result.
 
     Attributes:
-        average: kind of average, see `token_weights`: "tokens", "window means", "guide weights";
+        average: "tokens", with equal weights; "window means", so that windows have equal weights, as
+            in the guide of 2022-2024; "guide weights", those of the windows in its present form;
             "capped", tokens with Megatron's cap; or "texts", the mean of their perplexities.
         error: the ± of the protocol's tool: "population", "sample" or None.
         block_tokens: minimum number of scored tokens in a part of a text that counts as independent.
@@ -100,7 +117,7 @@ class Totals:
     Attributes:
         aggregation: the settings by which the sums become a result.
         blocks: sums over blocks of tokens, of the columns tokens, nll, weight, term, bytes and nll².
-        units: sums of each text for the numbers per unit, see `count_units` (T, 6).
+        units: sums of each text for the numbers per unit, see `TextScores.units` (T, 6).
         counts: counts that add up over calls.
         identity: settings and signature, which all shards share.
         texts_digest: digest of the texts.
@@ -130,7 +147,12 @@ class Totals:
         nlls = np.concatenate(windows).astype(np.float64)
         firsts = np.concatenate([text.first_targets for text in texts])
         positions = np.arange(len(nlls)) + np.repeat(firsts - (np.cumsum(sizes) - sizes), sizes)
-        weights = token_weights(texts, sizes, aggregation.average)
+        weights = np.ones_like(nlls)
+        if aggregation.average == "window means":
+            weights = np.repeat(1 / sizes, sizes)
+        elif aggregation.average == "guide weights":
+            of_windows = np.concatenate([text.guide_weights for text in texts])
+            weights = np.repeat(of_windows / sizes, sizes)
         terms = np.multiply(nlls, weights, out=np.zeros_like(nlls), where=weights > 0)
         num_scored = np.bincount(text_of_token, minlength=len(texts)).tolist()
         num_bytes = [
@@ -142,15 +164,17 @@ class Totals:
         columns = [np.ones_like(nlls), nlls, weights, terms, np.concatenate(num_bytes), nlls**2]
         lengths = [text.stream_length for text in texts]
         blocks = Blocks.of(lengths, text_of_token, positions, columns)
-        sums = blocks.by_text()
+        units = [
+            text.units(nll, count)
+            for text, (count, nll, *_) in zip(texts, map(np.ndarray.tolist, blocks.by_text()))
+        ]
         counts = {
             "windows": len(windows),
             "forward tokens": num_forward_tokens,
             "context tokens": sum(text.num_context for text in texts),
         }
-        units = count_units(texts, sums[:, 1], sums[:, 0])
         digest = texts_digest or TextsDigest()
-        return cls(aggregation, blocks, units, counts, identity or {}, digest)
+        return cls(aggregation, blocks, np.array(units, float), counts, identity or {}, digest)
 
     def __add__(self, other: "Totals") -> "Totals":
         """Return the totals of both corpora, one after the other.
@@ -193,11 +217,9 @@ class Totals:
         )
 
     def __radd__(self, other: object) -> "Totals":
-        """Begin a `sum`, which adds the first to 0."""
-        return self if other == 0 else NotImplemented
+        return self if other == 0 else NotImplemented  # `sum` adds the first to 0
 
     def _settings(self) -> dict[str, object]:
-        """Return the fields that a result depends on, by their names in the signature."""
         fields = str(self.identity.get("signature", "")).split("|")
         pairs = (field.partition(":") for field in fields)
         return asdict(self.aggregation) | {name: value for name, _, value in pairs}
@@ -240,13 +262,12 @@ class Totals:
         """
         try:
             body = json.loads(text)
-        except ValueError as error:
-            raise ArgumentError(
-                "text", f"be JSON, but it cannot be read: {error}", advice="Was it cut short?"
-            ) from None
-        found = body.get("kind") if isinstance(body, dict) else type(body).__name__
+            found = body["kind"]
+        except (ValueError, TypeError, LookupError):
+            found = None
         if found != KIND:
-            raise ArgumentError("text", f"hold {KIND!r}", got=repr(found))
+            advice = "Was it cut short, or written by another version?"
+            raise ArgumentError("text", f"hold {KIND!r}", got=f"{text:.60}", advice=advice)
         return cls(
             Aggregation(**body["aggregation"]),
             Blocks(*(np.array(body[name]) for name in ("sums", "blocks_per_text", "lengths"))),
@@ -262,11 +283,7 @@ class Totals:
         return self.blocks.by_text()
 
     def result(self) -> dict:
-        """Compute every number of the result.
-
-        Returns:
-            plain Python numbers; nats for `total_nll`, bits where the name says so.
-        """
+        """Compute every number of the result, in plain Python numbers."""
         tokens, nlls, *_ = self.of_texts.T
         total, count = float(nlls.sum()), int(tokens.sum())
         estimate, clusters = self.estimate()
@@ -322,13 +339,12 @@ class Totals:
         return replace(estimate, value=min(estimate.value, self.aggregation.cap)), clusters
 
     def _num_parts(self, blocks: Blocks) -> np.ndarray:
-        """Choose the number of clusters of each text (T,)."""
         if self.aggregation.average == "texts":
             return np.ones_like(blocks.per_text)
         return blocks.num_parts(self.aggregation.block_tokens)
 
     def _terms_and_weights(self, clusters: Clusters) -> tuple[np.ndarray, np.ndarray]:
-        """Return the numerators and denominators of the (log) perplexity of each cluster (C,)."""
+        """Return numerators and denominators of the (log) perplexity (C,)."""
         if self.aggregation.average == "texts":
             perplexities = np.array(self.perplexities())
             return perplexities, np.ones_like(perplexities)
@@ -404,8 +420,8 @@ def ratio_of_perplexities(totals: Totals, first: Totals) -> dict:
     separator or start token shifts them by a token or two.
 
     Returns:
-        "ratio"; "interval" of 95 % confidence, "pvalue" of a ratio other than 1 by
-        chance, and "sample", what was taken as independent: None where that is too little.
+        `ratio`, its 95 % `interval`, the `pvalue` of it being 1, and the `sample`, what was taken as
+        independent: all but the ratio are None with too little text.
     """
     both = totals, first
     log_ratio = totals.estimate()[0].value - first.estimate()[0].value
@@ -425,49 +441,3 @@ def ratio_of_perplexities(totals: Totals, first: Totals) -> dict:
         sample = clusters[0].sample
     ratio = as_ratio(replace(estimate, value=log_ratio), sample)
     return ratio | {"ratio": None} if math.isnan(log_ratio) else ratio
-
-
-def token_weights(
-    texts: Sequence[TextScores], sizes: np.ndarray, aggregate: Aggregate
-) -> np.ndarray:
-    """Weigh each scored token; log perplexity is Σ weight · nll / Σ weight.
-
-    "window means": 1 / size of its window, so that windows have equal weights, as in the guide of
-    2022-2024.  "guide weights": w / size, with the weights w of the present guide.  Otherwise tokens
-    have equal weights.
-
-    Args:
-        sizes: scored tokens of each window of all texts.
-    """
-    if aggregate == "window means":
-        return np.repeat(1 / sizes, sizes)
-    if aggregate == "guide weights":
-        guide_weights = np.concatenate([text.guide_weights for text in texts])
-        return np.repeat(guide_weights / sizes, sizes)
-    return np.ones(sizes.sum())
-
-
-def count_units(texts: Sequence[TextScores], nlls: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Sum up each text for the numbers per byte, character and word (T, 6).
-
-    The columns are tokens, words, bytes, characters, their nll, and the nll of the words.
-    If the characters of the scored tokens are known, only these count, as in nanochat's
-    `evaluate_bpb`, and words are charged by their bytes.  Otherwise unscored tokens count as average
-    ones of their text; if all are scored, this is lm-evaluation-harness's Σ nll / Σ units.
-
-    Args:
-        nlls, counts: sum of the nlls and number of the scored tokens of each text (T,).
-    """
-    rows = []
-    for text, nll, count in zip(texts, nlls.tolist(), counts.tolist()):
-        if text.scored_nll is not None and text.scored_bytes and text.scored_characters:
-            unit_nll = text.scored_nll
-            num_bytes, num_characters = text.scored_bytes, text.scored_characters
-        else:
-            unit_nll = nll * text.num_tokens / count
-            num_bytes, num_characters = text.num_bytes, text.num_characters
-        word_nll = unit_nll * text.num_bytes / num_bytes
-        rows.append(
-            (text.num_tokens, text.num_words, num_bytes, num_characters, unit_nll, word_nll)
-        )
-    return np.array(rows, dtype=np.float64)

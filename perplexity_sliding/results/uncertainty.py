@@ -57,7 +57,7 @@ class Estimate:
     pvalue: float | None = None
 
     def logarithm(self) -> "Estimate":
-        """Return the estimate of the logarithm of a positive value, whose distribution is less skewed."""
+        """Return the estimate of the logarithm, whose distribution is less skewed."""
         value = math.log(self.value) if self.value > 0 else -math.inf
         if self.stderr is None or self.degrees is None or not math.isfinite(value):
             return Estimate(value)
@@ -132,9 +132,7 @@ class Blocks:
         """Sum columns over the blocks of texts.
 
         Args:
-            lengths: length of each text (T,).
-            texts: the text that each row belongs to (R,), 0 to T - 1.
-            positions: the place of each row in its text (R,), 0 to the text's length - 1.
+            texts, positions: the text that each row belongs to, and the row's place there (R,).
             columns: arrays (R,), the first of them the number of tokens in each row.
         """
         of_texts = np.asarray(lengths, dtype=np.int64)
@@ -146,11 +144,9 @@ class Blocks:
 
     @cached_property
     def _firsts(self) -> np.ndarray:
-        """The number of each text's first block (T,)."""
         return np.cumsum(self.per_text) - self.per_text
 
     def __add__(self, other: "Blocks") -> "Blocks":
-        """Return the blocks of both corpora, one after the other."""
         return Blocks(
             np.concatenate([self.sums, other.sums]),
             np.concatenate([self.per_text, other.per_text]),
@@ -158,28 +154,25 @@ class Blocks:
         )
 
     def take(self, texts: np.ndarray) -> "Blocks":
-        """Return the blocks of some of the texts, in this order."""
         counts = self.per_text[texts]
         within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         chosen = np.repeat(self._firsts[texts], counts) + within
         return Blocks(self.sums[chosen], counts, self.lengths[texts])
 
     def by_text(self) -> np.ndarray:
-        """Sum the columns over each text (T, columns)."""
         return self._merged(np.ones_like(self.per_text))
 
     def clusters(self, block_tokens: float) -> Clusters:
-        """Choose the clusters.
+        return self.cut(self.num_parts(block_tokens))
+
+    def num_parts(self, block_tokens: float) -> np.ndarray:
+        """Choose the number of clusters of each text (T,).
 
         The texts, where there are ten or more, none of which is nearly all, or where all are too short
         to be cut.  Else texts longer than a twentieth of the whole are cut into parts of about that
         length, but of no less than `block_tokens` scored tokens: what these texts differ in from others
         is then not seen.
         """
-        return self.cut(self.num_parts(block_tokens))
-
-    def num_parts(self, block_tokens: float) -> np.ndarray:
-        """Choose the number of clusters of each text (T,)."""
         tokens = self.by_text()[:, 0]
         shares = tokens[tokens > 0] / tokens.sum()
         if len(shares) >= ENOUGH_TEXTS and degrees_of_freedom(shares) >= FEWEST_DEGREES:
@@ -188,7 +181,6 @@ class Blocks:
         return np.clip(np.round(parts).astype(np.int64), 1, self.per_text)
 
     def cut(self, num_parts: np.ndarray) -> Clusters:
-        """Merge the blocks of each text into a number of parts (T,)."""
         return Clusters(self._merged(num_parts), num_parts)
 
     def aligned(self, other: "Blocks") -> tuple["Blocks", "Blocks"]:
@@ -326,7 +318,6 @@ def share_interval(hits: np.ndarray, counts: np.ndarray) -> list[float] | None:
 
 
 def exp(value: float) -> float:
-    """Return e^value, or inf if that is too large for a float."""
     try:
         return math.exp(value)
     except OverflowError:
@@ -334,12 +325,7 @@ def exp(value: float) -> float:
 
 
 def as_ratio(log_ratio: Estimate, sample: str) -> dict:
-    """Describe the estimate of a difference of mean nlls as the ratio of two perplexities.
-
-    Returns:
-        `ratio`, its 95 % `interval`, the `pvalue` of it being 1, and the `sample`, what was taken as
-        independent: all but the ratio are None with too little text.
-    """
+    """Describe the estimate of a difference of mean nlls as the ratio of two perplexities."""
     interval = log_ratio.interval
     return {
         "ratio": exp(log_ratio.value),

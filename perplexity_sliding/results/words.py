@@ -20,7 +20,7 @@ import itertools
 import re
 import warnings
 import weakref
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -67,19 +67,12 @@ class Vocabulary:
 def classify_vocabulary(
     tokenizer: PreTrainedTokenizerBase, size: int, correction: str | None
 ) -> Vocabulary:
-    """Classify the tokens of a vocabulary by their texts.
-
-    With "pimentel" a word is closed by the end of the text as well as by white space.
-
-    Args:
-        size: V, the number of logits; larger than the tokenizer's vocabulary if the model pads it
-            with tokens without text.
-    """
+    """Classify the tokens of a vocabulary by their texts, up to the number of logits, V."""
     num_known, texts = _TEXTS.get(tokenizer, (0, []))
     if num_known != len(tokenizer):  # new, or with other tokens added
         texts = vocabulary_texts(tokenizer)
         _TEXTS[tokenizer] = len(tokenizer), texts
-    texts = [*texts, *[""] * size][:size]
+    texts = [*texts, *[""] * size][:size]  # models pad the vocabulary
     begins = np.array([text[:1].isspace() for text in texts], dtype=bool)
     ids = np.arange(size)
     ends_text = ids == tokenizer.eos_token_id
@@ -87,7 +80,7 @@ def classify_vocabulary(
         begins=begins,
         ends=np.array([text[-1:].isspace() for text in texts], dtype=bool),
         special=np.isin(ids, list(special_ids(tokenizer))),
-        closes=begins | ends_text if correction == "pimentel" else begins,
+        closes=begins | ends_text if correction == "pimentel" else begins,  # "oh": spaces alone
     )
 
 
@@ -96,7 +89,7 @@ def classify_vocabulary(
 
 def check_words(words: object, texts: Sequence[str]) -> list[list[tuple[int, int]]] | None:
     """Return the characters of the words of each text; None to split at white space."""
-    if words is True or (isinstance(words, str) and words == "whitespace"):
+    if words is True:
         unspaced = [number for number, text in enumerate(texts) if is_unspaced(text)]
         if unspaced:
             warnings.warn(
@@ -110,7 +103,7 @@ def check_words(words: object, texts: Sequence[str]) -> list[list[tuple[int, int
     if isinstance(words, str) or not isinstance(words, Sequence) or len(words) != len(texts):
         raise ArgumentError(
             "words",
-            f"be True, 'whitespace', or a list of words or spans for each text, {len(texts)}",
+            f"be True, or a list of words or spans for each text, {len(texts)}",
             got=f"{words!r:.80}",
         )
     checked = []
@@ -135,16 +128,11 @@ def is_unspaced(text: str) -> bool:
 
 
 def split_words(text: str) -> list[Range]:
-    """Split a text at white space, into half-open ranges of characters."""
     return [match.span() for match in re.finditer(r"\S+", text)]
 
 
 def find_words(text: str, words: Iterable[str]) -> list[Range]:
-    """Find given words in a text that consists of them and of white space.
-
-    Raises:
-        ValueError: they do not.
-    """
+    """Find given words in a text, which must consist of them and of white space."""
     spans, place = [], 0
     for word in [*words, None]:  # None is the end of the text
         first = next(SPACE.finditer(text, place)).end()
@@ -179,36 +167,21 @@ def assign_tokens(
     Returns:
         for each word its tokens, or None if a token spans the edge of the word.
     """
-    solid = []  # the characters of each token without the white space at its ends
-    for first, end in offsets.tolist():
-        own = text[max(first, 0) : max(end, 0)]
-        first += len(own) - len(own.lstrip())
-        solid.append((first, first + len(own.strip())))
-    starts = [first for first, _ in spans]
-    members: list[list[int]] = [[] for _ in spans]
-    crossed = set()
-    for number, (first, end) in enumerate(solid):
-        if first == end:
-            continue
-        word = bisect_right(starts, first) - 1
-        if word >= 0 and first < spans[word][1]:
-            members[word].append(number)
-            if end > spans[word][1]:
-                crossed.add(word)
-        crossed.update(range(word + 1, bisect_right(starts, end - 1)))
-
-    def is_space(number: int) -> bool:
-        return solid[number][0] == solid[number][1] and offsets[number][0] >= 0
-
+    texts = [text[max(first, 0) : max(end, 0)] for first, end in offsets.tolist()]
+    is_space = np.array([not own.strip() for own in texts], dtype=bool) & (offsets[:, 0] >= 0)
+    solid = np.flatnonzero([bool(own.strip()) for own in texts])
+    firsts = [offsets[n, 0] + len(texts[n]) - len(texts[n].lstrip()) for n in solid]
+    ends = [first + len(texts[n].strip()) for n, first in zip(solid, firsts)]
     tokens: list[Range | None] = []
-    for word, of_word in enumerate(members):
-        if word in crossed or not of_word:
+    for start, stop in spans:
+        low, high = bisect_right(ends, start), bisect_left(firsts, stop)
+        if low >= high or firsts[low] < start or ends[high - 1] > stop:
             tokens.append(None)
             continue
-        first = of_word[0]
-        while first > 0 and first not in begins and is_space(first - 1):
+        first = int(solid[low])
+        while first > 0 and first not in begins and is_space[first - 1]:
             first -= 1
-        tokens.append((first, of_word[-1] + 1))
+        tokens.append((first, int(solid[high - 1]) + 1))
     return tokens
 
 
@@ -272,7 +245,7 @@ def sum_words(
 
     Args:
         tokens: tokens of each word, from `assign_tokens`.
-        columns: nll, entropy and context_length of each token; NaN where it has no score.
+        columns: of each token; NaN where it has no score.
         closing, opening: the terms at each border, from `space_terms`.
     """
     names = ("nll", "surprisal", "space_nll", "entropy", "num_tokens", "context_length")
@@ -297,24 +270,19 @@ class WordScoring:
     Attributes:
         spans: for each text the characters of its words; None splits it at white space.
         correction: the correction for the space between words: "pimentel", "oh" or None.
-        with_borders: whether to measure the cost of the space after a word, and the entropy.
+        with_logits: whether the cost of the space after a word, and the entropy, can be measured.
     """
 
     spans: Sequence[Sequence[Range]] | None
     correction: str | None
     vocabulary: Vocabulary
-    with_borders: bool
+    with_logits: bool
 
     @classmethod
     def of(
         cls, model: ScoredModel, spans: Sequence[Sequence[Range]] | None, correction: str | None
     ) -> "WordScoring":
-        """Prepare to score words under a model.
-
-        Raises:
-            ValueError: the tokenizer gives no offsets, or the model does not give the logits that a
-                correction needs.
-        """
+        """Prepare to score words under a model."""
         check_fast(model.tokenizer)
         if correction is not None and not model.gives_logits:
             raise ArgumentError(
@@ -328,15 +296,13 @@ class WordScoring:
         return cls(spans, correction, vocabulary, model.gives_logits)
 
     def measures(self) -> list[Measure]:
-        """List the measures of each token."""
-        if not self.with_borders:
+        if not self.with_logits:
             return []
         sets = {"boundary": self.vocabulary.closes, "interior": ~self.vocabulary.begins}
         masses = [SetMass(k, tuple(np.flatnonzero(ids).tolist())) for k, ids in sets.items()]
         return [*masses, Entropy()]
 
     def fields(self) -> dict[str, str]:
-        """Return the settings for the signature."""
         split = "whitespace" if self.spans is None else "given"
         return {"word_scores": f"{split}/{self.correction or 'uncorrected'}"}
 
@@ -387,12 +353,7 @@ class WordScoring:
 def spread_columns(
     measurement: Measurement, number: int, scores: Sequence[Columns], borders: Sequence[Columns]
 ) -> Columns:
-    """Spread scores of a text's windows over its tokens and its end (N + 1,); NaN where unscored.
-
-    Args:
-        scores, borders: columns of its windows and borders; of borders only what says whether a word
-            ends there.
-    """
+    """Spread scores of a text's windows and borders over its tokens and its end (N + 1,), else NaN."""
     size, windows = len(measurement.streams[number]) + 1, measurement.windows[number]
     space = ("boundary", "interior")
     spread = {name: np.full(size, np.nan) for name in ("nll", "entropy", *space)}
