@@ -20,26 +20,19 @@ from ..digests import digest_of
 # accelerator wants larger pieces, still small beside the logits.
 CPU_PIECE = 2**18
 PIECE = 2**23
-COLUMNS = (
-    *("reference_nll", "top", "reference_top", "reference_top_probability"),
-    *("outside", "reference_outside"),
-    *("kl", "kl_reverse", "total_variation", "reference_entropy"),
-)
-# Largest u of the sums above: q/p of e^30 leaves a p below 1e-13, near where float32 loses it.
+# What `compare_distributions` sums.
+DIVERGENCES = ("kl", "kl_reverse", "total_variation", "reference_entropy")
+# Largest u of these sums: q/p of e^30 leaves a p below 1e-13, near where float32 loses it.
 LARGEST_LOG_RATIO = 30.0
-# Nats up to which the logarithm of the sum can be recovered from a loss.
+# Nats up to which the logarithm of a sum can be recovered from a loss.
 LARGEST_NEAR_NLL = 64.0
 
 
 class Block:
-    """Logits of R rows, in float32, and the tokens that they predict.
+    """Logits (R, V) of R rows, and the tokens (R,) that they predict.
 
     Log-likelihoods are taken in float32 whatever the model runs in: in bfloat16 they would come in
     steps.
-
-    Attributes:
-        logits: (R, V), float32.
-        targets: token ids (R,).
     """
 
     def __init__(self, logits: torch.Tensor, targets: torch.Tensor) -> None:
@@ -48,7 +41,7 @@ class Block:
 
     @cached_property
     def nll(self) -> torch.Tensor:
-        """Negative log-likelihood of each target, in nats (R,)."""
+        """Negative log-likelihood of each target in nats (R,)."""
         return torch.nn.functional.cross_entropy(self.logits, self.targets, reduction="none")
 
     @cached_property
@@ -59,15 +52,10 @@ class Block:
 
 @dataclass(frozen=True)
 class Measure:
-    """Scores targets under the logits of one model, or of a model and its reference.
+    """Scores targets under the logits of one model, or of a model and its reference."""
 
-    Attributes:
-        columns: names of the columns that it returns.
-        num_models: number of models whose logits it needs: 2 for a comparison.
-    """
-
-    columns: ClassVar[tuple[str, ...]]
-    num_models: ClassVar[int] = 1
+    columns: ClassVar[tuple[str, ...]]  # names of what it returns
+    num_models: ClassVar[int] = 1  # whose logits it needs
 
     @property
     def key(self) -> str:
@@ -162,12 +150,7 @@ def token_measures(token_columns: Sequence[str]) -> list[Measure]:
 
 @dataclass(frozen=True)
 class SetMass(Measure):
-    """-log of the probability that the next token is one of a set, in nats (R,).
-
-    Attributes:
-        name: of the column.
-        ids: the set.
-    """
+    """-log of the probability that the next token is one of the set `ids`, in nats (R,)."""
 
     name: str
     ids: tuple[int, ...]
@@ -202,7 +185,10 @@ class Divergence(Measure):
     that both have, each renormalised.
     """
 
-    columns = COLUMNS
+    columns = (
+        *("reference_nll", "top", "reference_top", "reference_top_probability"),
+        *("outside", "reference_outside", *DIVERGENCES),
+    )
     num_models = 2
 
     @property
@@ -244,6 +230,16 @@ def outside(block: Block, common: int) -> torch.Tensor:
     return (block.logits[:, common:].logsumexp(1) - block.log_normalizer).exp()
 
 
+def near_normalizer(block: Block, common: int) -> torch.Tensor:
+    """Return about the logarithm of the sum (R,) of e^logit over the first `common` ids."""
+    if common < block.logits.shape[1]:
+        return block.logits[:, :common].logsumexp(1)
+    log_sum = block.nll + block.logits.gather(1, block.targets[:, None])[:, 0]
+    coarse = ~(block.nll < LARGEST_NEAR_NLL)
+    log_sum[coarse] = block.logits[coarse].logsumexp(1)
+    return log_sum
+
+
 def compare_distributions(
     reference: tuple[torch.Tensor, torch.Tensor], model: tuple[torch.Tensor, torch.Tensor]
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
@@ -253,65 +249,45 @@ def compare_distributions(
         reference, model: each its logits (R, V) and about their log-normalizers (R,).
 
     Returns:
-        the last of `COLUMNS`, and the sum of the reference's probabilities (R,), which would be 1
-        with its log-normalizers themselves.
+        `DIVERGENCES`, and the sum of the reference's probabilities (R,), which would be 1 with its
+        log-normalizers themselves.
     """
-    logits = reference[0]
-    num_rows, width = logits.shape
-    step = (CPU_PIECE if logits.device.type == "cpu" else PIECE) // width
+    (z_p, log_p), (z_q, log_q) = reference, model
+    num_rows, width = z_p.shape
+    step = (CPU_PIECE if z_p.device.type == "cpu" else PIECE) // width
     step = max(1, min(step, num_rows // 2))  # then the buffers are at most as large as two losses
-    buffers = torch.empty(4, step, width, device=logits.device)
-    sums = torch.empty(5, num_rows, device=logits.device)
-    too_far = torch.empty(num_rows, dtype=torch.bool, device=logits.device)
+    buffers = torch.empty(4, step, width, device=z_p.device)
+    sums = torch.empty(5, num_rows, device=z_p.device)
+    largest = torch.empty(num_rows, device=z_p.device)
     for first in range(0, num_rows, step):
         rows = slice(first, first + step)
-        size = len(logits[rows])
-        sums[:, rows], too_far[rows] = _sum_terms(
-            *(reference[0][rows], reference[1][rows], model[0][rows], model[1][rows]),
-            buffers[:, :size],
-        )
+        p, u, ratio, terms = buffers[:, : len(z_p[rows])]
+        torch.sub(z_p[rows], log_p[rows, None], out=terms)
+        torch.exp(terms, out=p)
+        mass = p.sum(1)
+        entropy = mass.log() - terms.mul_(p).sum(1) / mass
+        torch.sub(z_q[rows], z_p[rows], out=u).sub_((log_q[rows] - log_p[rows])[:, None])
+        largest[rows] = u.amax(1)
+        torch.expm1(u, out=ratio)  # q/p - 1
+        near_kl = torch.sub(ratio, u, out=terms).mul_(p).sum(1)
+        excess = torch.mul(ratio, p, out=terms).sum(1) / mass
+        both_ways = terms.mul_(u).sum(1)  # the sum of both divergences, as Σ p·(e^u - 1)·u
+        kl = near_kl / mass - (excess - excess.log1p())
+        kl_reverse = (both_ways - near_kl) / (mass * (1 + excess))
+        kl_reverse -= excess.log1p() - excess / (1 + excess)
+        distance = ratio.sub_(excess[:, None]).abs_().mul_(p).sum(1)
+        total_variation = distance / (2 * mass * (1 + excess))
+        sums[:, rows] = torch.stack([kl, kl_reverse, total_variation, entropy, mass])
+    too_far = ~((largest <= LARGEST_LOG_RATIO) & sums.isfinite().all(0))
     for row in too_far.nonzero()[:, 0].tolist():
-        sums[:4, row] = _sum_in_float64(reference[0][row], model[0][row])
+        sums[:4, row] = sum_in_float64(z_p[row], z_q[row])
     sums.clamp_min_(0)
     sums[2].clamp_max_(1)
-    return dict(zip(COLUMNS[-4:], sums)), sums[4]
+    return dict(zip(DIVERGENCES, sums)), sums[4]
 
 
-def _sum_terms(
-    z_p: torch.Tensor,
-    log_p: torch.Tensor,
-    z_q: torch.Tensor,
-    log_q: torch.Tensor,
-    buffers: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sum the terms of each row, in place of `buffers` (4, R, V).
-
-    Returns:
-        sums (5, R) as `compare_distributions` names them, the mass of p the last, and whether the
-        others are of no use (R,), because u is too large or no number.
-    """
-    p, u, ratio, terms = buffers
-    torch.sub(z_p, log_p[:, None], out=terms)
-    torch.exp(terms, out=p)
-    mass = p.sum(1)
-    entropy = mass.log() - terms.mul_(p).sum(1) / mass
-    torch.sub(z_q, z_p, out=u).sub_((log_q - log_p)[:, None])
-    largest = u.amax(1)
-    torch.expm1(u, out=ratio)  # q/p - 1
-    near_kl = torch.sub(ratio, u, out=terms).mul_(p).sum(1)
-    excess = torch.mul(ratio, p, out=terms).sum(1) / mass
-    both_ways = terms.mul_(u).sum(1)  # the sum of both divergences, as Σ p·(e^u - 1)·u
-    kl = near_kl / mass - (excess - excess.log1p())
-    kl_reverse = (both_ways - near_kl) / (mass * (1 + excess))
-    kl_reverse -= excess.log1p() - excess / (1 + excess)
-    distance = ratio.sub_(excess[:, None]).abs_().mul_(p).sum(1)
-    total_variation = distance / (2 * mass * (1 + excess))
-    sums = torch.stack([kl, kl_reverse, total_variation, entropy, mass])
-    return sums, ~((largest <= LARGEST_LOG_RATIO) & sums.isfinite().all(0))
-
-
-def _sum_in_float64(z_p: torch.Tensor, z_q: torch.Tensor) -> torch.Tensor:
-    """Compute the same sums (4,) for one row (V,), in which tokens may have probability 0."""
+def sum_in_float64(z_p: torch.Tensor, z_q: torch.Tensor) -> torch.Tensor:
+    """Compute `DIVERGENCES` (4,) for one row (V,), in which tokens may have probability 0."""
     if z_p.device.type == "mps":  # knows no float64
         z_p, z_q = z_p.cpu(), z_q.cpu()
     log_p, log_q = (z.double().log_softmax(0) for z in (z_p, z_q))
@@ -324,13 +300,3 @@ def _sum_in_float64(z_p: torch.Tensor, z_q: torch.Tensor) -> torch.Tensor:
     return torch.stack(
         [expected(p, -u), expected(q, u), (p - q).abs().sum() / 2, expected(p, -log_p)]
     ).to(z_p.dtype)
-
-
-def near_normalizer(block: Block, common: int) -> torch.Tensor:
-    """Return about the logarithm of the sum (R,) of e^logit over the first `common` ids."""
-    if common < block.logits.shape[1]:
-        return block.logits[:, :common].logsumexp(1)
-    log_sum = block.nll + block.logits.gather(1, block.targets[:, None])[:, 0]
-    coarse = ~(block.nll < LARGEST_NEAR_NLL)
-    log_sum[coarse] = block.logits[coarse].logsumexp(1)
-    return log_sum
