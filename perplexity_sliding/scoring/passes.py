@@ -67,6 +67,7 @@ class Row(NamedTuple):
     targets: np.ndarray
 
     def after(self, length: int) -> "Row":
+        """Leave out the first tokens, which were read already."""
         return Row(self.inputs[length:], self.scored - length, self.targets)
 
 
@@ -124,6 +125,7 @@ class Scorer:
         numbers: Sequence[int],
         lengths: Sequence[int],
         finished: Container[int] = (),
+        shared: int = 0,
     ) -> Scored:
         """Score passes, longest first; yield after every batch.
 
@@ -133,49 +135,35 @@ class Scorer:
             lengths: tokens that each pass reads, by number.
             finished: numbers to skip.  The others are batched as if these were included, so that a
                 resumed run rounds like an uninterrupted one.
+            shared: number of tokens at the head of all passes that are the same, and unscored; they
+                are read once.
 
         Raises:
             MemoryError: a single pass does not fit.
             ValueError: the model's forward pass failed in another way.
         """
-        groups = [
-            unfinished
-            for group in batches(numbers, lengths, self.batch_tokens, self.padding)
-            if (unfinished := [number for number in group if number not in finished])
-        ]
-        yield from self._score_batches(groups, row_of)
-
-    @torch.inference_mode()
-    def score_after_prefix(
-        self,
-        row_of: Callable[[int], Row],
-        numbers: Sequence[int],
-        lengths: Sequence[int],
-        shared: int,
-    ) -> Scored:
-        """Score passes whose first `shared` tokens are the same, and unscored; read these once."""
-        prefix = row_of(numbers[0]).inputs[None, :shared]
-        prefixes = [model.read_prefix(to_device(prefix, model.device)) for model in self.models]
-        most = max(1, self.cache_memory // max(1, sum(prefix.num_bytes for prefix in prefixes)))
-        rest = {number: lengths[number] - shared for number in numbers}
-        groups = [
-            batch[first : first + most]
-            for batch in batches(numbers, rest, self.batch_tokens, self.padding)
-            for first in range(0, len(batch), most)
-        ]
+        if all(number in finished for number in numbers):
+            return
+        rest: Sequence[int] | Mapping[int, int] = lengths
+        prefixes, most = None, len(numbers)
+        if shared:
+            prefix = row_of(numbers[0]).inputs[None, :shared]
+            prefixes = [model.read_prefix(to_device(prefix, model.device)) for model in self.models]
+            most = max(1, self.cache_memory // max(1, sum(prefix.num_bytes for prefix in prefixes)))
+            rest = {number: lengths[number] - shared for number in numbers}
+        groups: list[list[int]] = []
+        for batch in batches(numbers, rest, self.batch_tokens, self.padding):
+            batch = [number for number in batch if number not in finished]
+            groups += [batch[first : first + most] for first in range(0, len(batch), most)]
         yield from self._score_batches(groups, lambda n: row_of(n).after(shared), prefixes)
 
     def _score_batches(
         self,
         groups: list[list[int]],
         row_of: Callable[[int], Row],
-        prefixes: Sequence[Prefix] | None = None,
+        prefixes: Sequence[Prefix] | None,
     ) -> Scored:
-        """Score groups of passes, one a batch; halve them where memory runs out.
-
-        Args:
-            prefixes: each model's cache of the shared prefix.
-        """
+        """Score groups of passes, one a batch; halve them where memory runs out."""
         waiting = groups[::-1]
         launched: deque[Launched] = deque()
         while waiting:
@@ -359,7 +347,7 @@ class ServedScorer:
         lengths: Sequence[int],
         finished: Container[int] = (),
     ) -> Scored:
-        """Score passes, longest first; yield after every answer.  As `Scorer.score`.
+        """Score passes as `Scorer.score` does; yield after every answer.
 
         Raises:
             PassError: the server gave no scores for a pass, or what are none.
@@ -410,24 +398,15 @@ class ServedScorer:
         return Prompt(ids, last) if self._is_full(len(ids)) else Prompt([*ids, last])
 
     def _columns(self, values: TokenValues, row: Row, number: int) -> Columns:
-        """Take the scores of a pass's targets out of the values of its tokens.
-
-        Raises:
-            PassError: the answer lacks a column.
-        """
+        """Take the scores of a pass's targets out of the values of its tokens."""
         columns: Columns = {"nll": values.nll[row.scored]}
         if "rank" in self.columns:
             if (values.rank == 0).any():
-                advice = (
-                    ". Leave out ranks and likeliest tokens, and coloured texts, which show both."
-                )
-                if self.model.source.api.gives_ranks:
-                    advice = (
-                        ", as it does not for the last token of a window that fills it. Pass "
-                        f"max_length={(self.model.limit.length or 0) - 1}."
-                    )
                 raise PassError(
-                    f"{self.model.description} does not say the rank of every token{advice}", number
+                    f"{self.model.description} does not say the rank of every token. Leave out ranks "
+                    "and likeliest tokens, and coloured texts, which show both; or pass a smaller "
+                    "max_length where it is that of the last token of a window that fills the model.",
+                    number,
                 )
             columns["rank"] = values.rank[row.scored]
         if "top" in self.columns:

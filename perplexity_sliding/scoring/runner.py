@@ -396,16 +396,13 @@ class Session:
 
 def score_passes(scorer: Any, work: Work, share: Sequence[int], finished: Set[int]) -> Scored:
     """Score the other passes of a share, those that have a context in common first."""
-    mine, after_prefix, streams = set(share), set(), []
+    alone, streams = set(share), []
     for group in work.shared:
-        numbers = [number for number in group.numbers if number in mine]
-        after_prefix.update(numbers)
-        if unfinished := [number for number in numbers if number not in finished]:
-            streams.append(
-                scorer.score_after_prefix(work.row, unfinished, work.lengths, group.length)
-            )
-    alone = [number for number in share if number not in after_prefix]
-    streams.append(scorer.score(work.row, alone, work.lengths, finished))
+        numbers = [number for number in group.numbers if number in alone]
+        alone.difference_update(numbers)
+        streams.append(scorer.score(work.row, numbers, work.lengths, finished, group.length))
+    numbers = [number for number in share if number in alone]
+    streams.append(scorer.score(work.row, numbers, work.lengths, finished))
     try:
         yield from chain.from_iterable(streams)
     except PassError as error:
