@@ -65,29 +65,6 @@ def test_a_curve_of_64_lengths_costs_what_the_longest_does():
     assert apart / together == pytest.approx(32.5, rel=1e-4)
 
 
-def test_seven_lengths_that_slide_cost_a_quarter(metric, gpt2, tokenizer):
-    """Windows of c tokens read c - 1, side by side c: of 2, 4, ..., 14 that is 50 / 13 of the longest.
-
-    With windows of more tokens it comes to (1 + ... + 7) / 7 = 4 times.
-    """
-    num_tokens, step = 2000, 2
-    lengths = [step * number for number in range(1, 8)]
-    arguments = {
-        "predictions": [random_text(num_tokens)],
-        "model": gpt2,
-        "tokenizer": tokenizer,
-        "stride": step,
-    }
-    together = metric.compute(context_lengths=lengths, **arguments)["num_forward_tokens"]
-    assert together == pytest.approx(num_tokens // step * (lengths[-1] - 1), rel=0.01)
-    apart = sum(
-        window.num_inputs
-        for length in lengths
-        for window in plan_windows(num_tokens, length, step, "once", PROTOCOLS["sliding"])
-    )
-    assert apart / together == pytest.approx(50 / 13, rel=0.01)
-
-
 @pytest.mark.parametrize("num_tokens", [12, 13, 14, 15, 16, 17, 30, 50, 51, 52, 53])
 @pytest.mark.parametrize("length, stride", [(8, 4), (8, 3), (8, 8), (8, 1), (11, 1)])
 def test_longlora_windows(num_tokens, length, stride):

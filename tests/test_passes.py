@@ -11,12 +11,10 @@ from models import (
     ARCHITECTURES,
     BOS,
     CONTEXT,
-    make_byte_tokenizer,
     make_model,
     make_tokenizer,
     random_text,
 )
-from tokenizers import decoders
 from transformers import modeling_rope_utils
 
 from perplexity_sliding.plan.windows import (
@@ -361,64 +359,6 @@ def test_parts_are_scored_in_whole_windows(metric, kind, spans, num_windows, len
     assert result["num_forward_tokens"] == num_windows * (length - 1), (
         "one pass for a window with spans"
     )
-
-
-@pytest.mark.filterwarnings("ignore:.*past the 8 tokens")
-def test_chats_that_go_on_after_an_answer_are_read_to_the_window_s_end(metric):
-    template = "{% for m in messages %}{{ m['content'] + ' <eos> ' }}{% endfor %}"
-    contents = [random_text(3, seed=number) for number in range(6)]
-    roles = ["user", "assistant"] * 3
-    chat = [{"role": role, "content": c} for role, c in zip(roles, contents)]
-    tokenizer = make_tokenizer(chat_template=template)
-    model = rotary_model("dynamic")
-    given = {"model": model, "tokenizer": tokenizer, "max_length": 16, "return_token_scores": True}
-    [scored] = metric.compute(predictions=[chat], **given)["token_scores"]
-    [whole] = metric.compute(predictions=["".join(c + " <eos> " for c in contents)], **given)[
-        "token_scores"
-    ]
-    assert scored["tokens"] == whole["tokens"]
-    pairs = [(own, of_all) for own, of_all in zip(scored["nll"], whole["nll"]) if own is not None]
-    assert len(pairs) == 3 * 4
-    assert [own for own, _ in pairs] == pytest.approx([of_all for _, of_all in pairs], rel=1e-5)
-
-
-@pytest.mark.filterwarnings("ignore:.*past the 8 tokens")
-def test_the_space_after_a_span_is_predicted_in_the_window_that_is_read(metric):
-    text = "bab a baab b  ab, aab b a b ab ba. abba bab a"
-    cut = text.index(" aab")
-    scaling = {"rope_type": "dynamic", "factor": 4.0}
-    model = make_model(
-        "llama", vocab_size=261, max_position_embeddings=8, rope_scaling=scaling
-    ).double()
-    tokenizer = make_byte_tokenizer()
-    tokenizer.backend_tokenizer.decoder = decoders.ByteLevel()  # which says what is white space
-    given = {"predictions": [text], "model": model, "tokenizer": tokenizer}
-    given |= {"max_length": 16, "stride": 4, "words": True}
-    [whole] = metric.compute(**given)["word_scores"]
-    # the second ends in the last window, before the text does
-    spans = [(0, cut), (text.index(" abba"), text.rindex(" a"))]
-    [scored] = metric.compute(score_spans=[spans], **given)["word_scores"]
-    assert scored["words"] == [
-        text[first:end]
-        for first, end in whole["offsets"]
-        if any(begin <= first and end <= stop for begin, stop in spans)
-    ]
-    assert min(scored["space_nll"]) > 0
-    places = [whole["offsets"].index(offsets) for offsets in scored["offsets"]]
-    for name in ("surprisal", "space_nll"):
-        expected = [whole[name][place] for place in places]
-        assert scored[name] == pytest.approx(expected, rel=1e-6), name
-
-
-def test_frequencies_that_somebody_set_are_meant(metric):
-    model = make_model("llama")
-    model.model.rotary_emb.inv_freq.mul_(0.25)
-    text = random_text(12)
-    given = {"model": model, "tokenizer": make_tokenizer(), "add_start_token": False}
-    result = metric.compute(predictions=[text], **given)
-    assert result["perplexity"] == pytest.approx(naive_perplexity(model, text), rel=1e-5)
-    untouched = naive_perplexity(make_model("llama"), text)
-    assert result["perplexity"] != pytest.approx(untouched, rel=1e-3)
 
 
 def rotary_model(kind: str, limit: int = 8):

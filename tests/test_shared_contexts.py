@@ -2,12 +2,9 @@
 
 import pytest
 import torch
-import transformers
 from models import (
     ARCHITECTURES,
     NEWEST,
-    VOCABULARY,
-    enliven,
     forget,
     make_model,
     make_tokenizer,
@@ -59,33 +56,6 @@ def test_every_architecture(metric, name):
     assert cost == sum(CONTEXT_TOKENS + len(text.split()) for text in TEXTS)
     saved = 0 if name in READ_APART else (len(TEXTS) - 1) * CONTEXT_TOKENS
     assert together["num_forward_tokens"] == cost - saved
-
-
-def test_a_cache_for_an_encoder_as_well(metric):
-    """Several models like BERT have one; runs with contexts ended in an AttributeError."""
-    config = transformers.RemBertConfig(
-        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
-        intermediate_size=32, input_embedding_size=16, output_embedding_size=32, is_decoder=True,
-        bos_token_id=0, eos_token_id=1, pad_token_id=2,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    assert_same_scores(*shared_and_apart(metric, transformers.RemBertForCausalLM(config).eval()))
-
-
-@pytest.mark.skipif(not NEWEST, reason="its cache kept all keys")
-def test_the_longest_context_is_tried(metric):
-    """Moshi's cache drops keys beyond its window: 5,846 for 31,697."""
-    config = transformers.MoshiConfig(
-        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=8, ffn_dim=48, sliding_window=16, max_position_embeddings=99,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = transformers.MoshiForCausalLM(config).eval()
-    enliven(model)
-    lengths = [3 + n % 7 if n < 70 else 5 for n in range(80)]
-    texts = [f" {random_text(length, seed=n)}" for n, length in enumerate(lengths)]
-    contexts = [random_text(5)] * 70 + [random_text(60)] * 10
-    assert_same_scores(*shared_and_apart(metric, model, texts, contexts, max_length=80))
 
 
 def test_several_contexts_and_texts_beyond_the_window(metric):

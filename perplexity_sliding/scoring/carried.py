@@ -118,7 +118,6 @@ class StateReader:
 
 
 def attention_layers(state: object) -> list:
-    """List the layers of a cache with keys and values."""
     return [
         layer
         for layer in getattr(state, "layers", ())
@@ -224,7 +223,6 @@ class CarriedWork(Work):
         return passes, [Place(number, 0) for number in range(len(passes))]
 
     def share(self, processes: Processes) -> list[int]:
-        """Return the segments of whole texts."""
         shared = processes.share(
             [sum(self.costs[number] for number in text) for text in self.texts]
         )

@@ -98,7 +98,6 @@ class Checkpoint:
         return {n: columns for n, columns in found.items() if columns.keys() == self.names.keys()}
 
     def _read_text(self, text: str) -> dict[tuple, Columns]:
-        """Return the stored columns of the passes over a text."""
         marks = ", ".join("?" * len(self.names))
         query = f"SELECT * FROM scores WHERE model = ? AND text = ? AND name IN ({marks})"
         with self._explaining():
@@ -114,10 +113,10 @@ class Checkpoint:
                 passes.setdefault(tuple(key), {})[column] = np.frombuffer(scores, dtype)
         return passes
 
-    def save(self, scores: Iterable[tuple[str, Pass, Columns]]) -> None:
+    def save(self, scores: Iterable[tuple[tuple[str, Pass], Columns]]) -> None:
         """Store the passes of a batch, all of them or none."""
         rows = []
-        for text, pass_, columns in scores:
+        for (text, pass_), columns in scores:
             for name, values in columns.items():
                 probes = " ".join(repr(probe) for _, probe in self.identities[name])
                 dtype = f"{values.shape[1:]}{values.dtype.str}"  # of a target's value, or its row

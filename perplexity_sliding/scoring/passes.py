@@ -67,7 +67,6 @@ class Row(NamedTuple):
     targets: np.ndarray
 
     def after(self, length: int) -> "Row":
-        """Leave out the first tokens, which were read already."""
         return Row(self.inputs[length:], self.scored - length, self.targets)
 
 

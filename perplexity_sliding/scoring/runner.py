@@ -87,7 +87,6 @@ class Work:
                 self.shown[place.number].append(part)
 
     def _number_streams(self) -> list[list[int]]:
-        """Number the distinct streams of all measurements."""
         numbers: dict[str, int] = {}
         number_of: dict[int, int] = {}  # measurements share most streams: each is hashed once
         for measurement in self.measurements:
@@ -141,20 +140,22 @@ class Work:
         """Return the passes of this process."""
         return processes.share(self.costs)
 
+    def named(self, number: int) -> tuple[str, Pass]:
+        """Return the hash of the tokens that a pass reads, and the pass."""
+        return self.streams[self.passes[number].stream].digest, self.passes[number]
+
     def row(self, number: int) -> Row:
-        """Return a pass in the format of the scorer."""
         pass_ = self.passes[number]
         ids = self.streams[pass_.stream].ids
         inputs = ids[pass_.begin : pass_.end - 1]
-        lead = 0
         if pass_.start_token is not None:
             inputs = np.concatenate([[pass_.start_token], inputs])
-            lead = 1
         ranges = [np.arange(first, end) for first, end in pass_.targets]
         targets = ranges[0] if len(ranges) == 1 else np.concatenate(ranges)
         # The target after the last token does not exist; its row is read for the word's end.
         target_ids = ids.take(targets, mode="clip")
-        return Row(inputs, targets - (1 + pass_.begin - lead), target_ids)
+        first = pass_.begin + (pass_.start_token is None)  # predicted from the first row
+        return Row(inputs, targets - first, target_ids)
 
     def by_measurement(
         self, scores: Sequence[Columns]
@@ -191,8 +192,6 @@ def costs_of(passes: Sequence[Pass], shared: Sequence[SharedPrefix]) -> list[int
 def cut_texts(
     placed: Sequence[Sequence[tuple[Window, Place]]], scores: Sequence[Columns]
 ) -> list[list[Columns]]:
-    """Slice the scores of the windows of texts from those of the passes."""
-
     def cut(columns: Columns, offset: int, count: int) -> Columns:
         if count == len(columns["nll"]):
             return columns
@@ -236,8 +235,7 @@ class Progress:
 
     Attributes:
         done, total: tokens read so far and in total, in this process.
-        perplexity: perplexity of the tokens scored so far, longest windows first; NaN before the
-            first.
+        perplexity: of the tokens scored so far, longest windows first; NaN before the first.
     """
 
     done: int
@@ -263,10 +261,7 @@ class Session:
 
     @contextmanager
     def checking(self) -> Iterator[None]:
-        """Show that the model is being checked, within the context.
-
-        The message is passed to a callback's method `status`.
-        """
+        """Show that the model is being checked, within the context."""
         message = "Checking the model"
         if status := getattr(self.callback, "status", None):
             status(message)
@@ -274,12 +269,7 @@ class Session:
             yield
 
     def _bar(self, **settings: object) -> tqdm:
-        """Return a `tqdm` bar, hidden without a terminal; one hidden bar serves all.
-
-        `evaluate.logging.disable_progress_bar` hides it too; who has not imported evaluate has not
-        called that, and importing it here would take longer than scoring a short text.
-        """
-        evaluate = sys.modules.get("evaluate")
+        evaluate = sys.modules.get("evaluate")  # who has not imported it has not disabled its bars
         off = evaluate is not None and not evaluate.logging.is_progress_bar_enabled()
         reported = bool(self.processes.rank) or self.callback is not None
         if reported or off or not (sys.stderr and sys.stderr.isatty()):
@@ -316,17 +306,15 @@ class Session:
             scorer: `Scorer` or one of its kind.
             key_prefix: identifies everything but the input tokens that the scores depend on.
         """
-        digests = [stream.digest for stream in work.streams]
 
         def describe() -> str:
-            signatures = [
-                describe_measurement(model, measurement.signature_fields(), words_given=False)
+            lines = [
+                describe_measurement(model, measurement.signature_fields(), False)["signature"]
                 for model in scorer.models
                 for measurement in work.measurements
             ]
-            lines = [signature["signature"] for signature in signatures]
             # A chat template may write another text in each process, such as the time.
-            passes = digest_of([digests, work.passes])
+            passes = digest_of([[stream.digest for stream in work.streams], work.passes])
             return repr((key_prefix, lines, [measure.key for measure in scorer.measures], passes))
 
         self.processes.agree(
@@ -338,10 +326,7 @@ class Session:
         scores: dict[int, Columns] = {}
         if self.checkpoint is not None:
             self.checkpoint.use(scorer.models, scorer.measures, key_prefix)
-            passes = {number: work.passes[number] for number in share}
-            scores = self.checkpoint.load(
-                {n: (digests[one.stream], one) for n, one in passes.items()}
-            )
+            scores = self.checkpoint.load({number: work.named(number) for number in share})
         try:
             self._score_share(scorer, work, share, scores)
         except Exception as error:
@@ -361,13 +346,8 @@ class Session:
             """Add passes, and return the perplexity of the tokens scored so far."""
             nonlocal done, nll_sum, num_scored
             done += sum(work.costs[number] for number in numbers)
-            here = [number for number in numbers if number in scores]
-            nlls_to_average = work.measurements[0].nlls_to_average
-            nlls = [
-                nlls_to_average(scores[number])[part]
-                for number in here
-                for part in work.shown[number]
-            ]
+            averaged = work.measurements[0].nlls_to_average
+            nlls = [averaged(scores[n])[part] for n in numbers for part in work.shown[n]]
             if nlls:
                 together = np.concatenate(nlls)
                 nll_sum += float(together.sum(dtype=np.float64))
@@ -385,9 +365,7 @@ class Session:
                 scores.update(zip(numbers, batch))
                 before, perplexity = done, count(numbers)
                 if self.checkpoint is not None:
-                    passes = [work.passes[number] for number in numbers]
-                    texts = [work.streams[pass_.stream].digest for pass_ in passes]
-                    self.checkpoint.save(zip(texts, passes, batch))
+                    self.checkpoint.save(zip(map(work.named, numbers), batch))
                 bar.set_postfix(perplexity=f"{perplexity:.2f}", refresh=False)
                 bar.update(done - before)
                 if self.callback is not None:
