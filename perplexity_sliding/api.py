@@ -396,9 +396,11 @@ def score(
     for (measurement, of_windows, of_borders, cost), comparison in zip(
         work.by_measurement(columns), comparisons
     ):
-        protocol, parts = measurement.plan.protocol, request.parts
+        parts, words = request.parts, None
+        if corpus.detokenizer is not None:
+            words = list(map(measurement.plan.protocol.count_words, corpus.texts))
         if parts is None or parts.chats is None:
-            digests = digest_texts(corpus.wordings(protocol), parts)
+            digests = digest_texts(corpus.wordings, parts)
         else:  # chats, as the tokenizer's template formats them
             scored = (stream.scored_part for stream in measurement.streams)
             lines = [[t, p.longer or p.spans] for t, p in zip(measurement.texts, scored)]
@@ -409,12 +411,11 @@ def score(
                 measurement=measurement,
                 scores=of_windows,
                 cost=cost,
-                word_counts=corpus.count_words(protocol),
+                word_counts=words,
                 text_digests=digests,
                 comparison=comparison,
                 borders=of_borders,
                 word_scoring=plan.words,
-                detokenizer=corpus.name_detokenizer(protocol),
             )
         )
     return reports, sum(work.costs)

@@ -315,8 +315,9 @@ ARGUMENTS = {
     ),
     "detokenizer": Argument(
         "str",
-        "conversion of the texts before they are scored, by the rules of the protocol's tool if it has "
-        'any: "wikitext", from WikiText\'s word-level form to prose. Words are those of the original.',
+        "conversion of the texts before they are scored: "
+        '"wikitext", from WikiText\'s word-level form to prose, as lm-evaluation-harness and Megatron-LM '
+        "do. Words are those of the original.",
         kind=Choice(("wikitext",)),
         excludes=("`score_spans`", CHATS, WORD_LIST),
     ),

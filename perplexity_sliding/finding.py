@@ -21,13 +21,13 @@ from .api import check, make_plan, open_session, report, score
 from .arguments import Setting
 from .engines.sources import in_use_together
 from .errors import ArgumentError, ArgumentTypeError
+from .layouts import LAYOUTS, arrange, is_wikitext
 from .models.interface import ScoredModel
 from .plan.measurement import Corpus, Measurement, plan_settings
 from .plan.windows import count_inputs, merge_windows
 from .protocols import PROTOCOLS
 from .scoring.distributed import Processes
 from .scoring.runner import Progress
-from .wikitext import LAYOUTS, arrange, is_wikitext
 
 FIELDS = ("protocol", "max_length", "stride", "add_start_token", "layout", "average")
 ROUNDING = 2e-6  # relative rounding error of a loss in single precision
@@ -325,7 +325,7 @@ def list_steps(cases: list[Case]) -> list[Step]:
             overlap = max(plan.max_length / plan.stride for plan in plans)
             level = sum(overlap > bound for bound in OVERLAPS)
             weight = usual
-            if detokenizes and protocol.detokenize is None:
+            if detokenizes and not protocol.detokenizes:
                 weight *= DETOKENIZED_BY_US
             elif detokenizes:
                 is_usual = protocol.scores_each_text == (layout == "each-article")
@@ -451,7 +451,7 @@ class Search:
             for name in ("max_length", "stride", "add_start_token"):
                 own = [result[name] for result in of_cases]
                 known[name] = own[0] if all(value == own[0] for value in own) else own
-            by_tool = " by the tool" if protocol.detokenize else ""
+            by_tool = " by the tool" if protocol.detokenizes else ""
             known["layout"] = step.layout + (f", detokenized{by_tool}" if step.detokenizes else "")
             known["command"] = [write_command(case, step, setting) for case in self.cases]
             for average in values[0]:
@@ -508,7 +508,7 @@ def averages_of(result: dict, corpus: Corpus) -> dict[str, float]:
         per_byte = known.pop("bits_per_byte")  # of the prose, which no tool reports
         del known["bits_per_character"]
         if protocol.scores_each_text:  # the command line counts no bytes of joined texts
-            read, given = ("".join(of).encode() for of in (corpus.wordings(protocol), corpus.texts))
+            read, given = ("".join(of).encode() for of in (corpus.wordings, corpus.texts))
             known["bits_per_original_byte"] = per_byte * len(read) / len(given)
     for unit in ("byte", "original_byte"):
         bits = known.get(f"bits_per_{unit}")

@@ -99,8 +99,8 @@ class Protocol:
             together; "by lengths", after the number of tokens of the context alone, in one window
             that ends with the text; None if contexts are not supported.
         supported_arguments: arguments with a counterpart in the tool.
-        count_words, detokenize: how the tool counts the words of a text, and converts WikiText's
-            word-level form to prose, if it does.
+        count_words: how the tool counts the words of a text.
+        detokenizes: whether the tool converts WikiText's word-level form to prose.
 
     The types list the values that the project supports; `mypy` checks the rows against them.
     """
@@ -131,7 +131,7 @@ class Protocol:
         ...,
     ] = ("max_length",)
     count_words: Callable = count_words
-    detokenize: Callable | None = None
+    detokenizes: bool = False
 
     def usual_stride(self, max_length: int, starts_every_window: bool = False) -> int:
         """Return the default stride of the tool, in tokens."""
@@ -213,7 +213,7 @@ ROWS = (
         scores_next="always",
         last="full",
         count_words=count_words_and_ends,
-        detokenize=detokenize_wikitext,
+        detokenizes=True,
         pairs="by lengths",
     ),
     Protocol(
@@ -269,7 +269,7 @@ ROWS = (
         aggregate="capped",
         supported_arguments=("max_length", "stride"),
         count_words=count_words_and_lines,
-        detokenize=detokenize_wikitext,
+        detokenizes=True,
     ),
     Protocol(
         "mlx-lm",

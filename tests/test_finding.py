@@ -11,7 +11,7 @@ import transformers
 from models import CONTEXT, make_model, make_tokenizer, random_text, save
 from test_peers import harness, rolling
 
-from perplexity_sliding import compute, find, finding, wikitext
+from perplexity_sliding import compute, find, finding, layouts
 from perplexity_sliding.cli import main as score
 from perplexity_sliding.cli import searching
 from perplexity_sliding.protocols import detokenize_wikitext
@@ -85,25 +85,23 @@ def test_what_is_no_figure_or_no_text_is_refused(search, figure, texts, error, n
 
 def test_layouts():
     text = " = A = \n\n one \n = = B = = \n two\n = C = \n three"
-    assert wikitext.arrange([text], "each-line") == text.replace("\n\n", "\n").split("\n")
-    assert wikitext.arrange([text], "each-article") == [
+    assert layouts.arrange([text], "each-line") == text.replace("\n\n", "\n").split("\n")
+    assert layouts.arrange([text], "each-article") == [
         text[: text.index(" = C")],
         " = C = \n three",
     ]
     rows = [" = A = \n", "", " one \n", " = = B = = \n", " two\n", " = C = \n", " three"]
-    assert wikitext.arrange([text], "hub-rows-by-blank-line") == ["\n\n".join(rows)]
-    assert wikitext.arrange([text], "hub-rows") == rows
-    assert wikitext.arrange(rows, "hub-rows") == rows
-    assert wikitext.arrange([text], "hub-rows-without-blank") == [row for row in rows if row]
-    assert wikitext.arrange(rows, "each-article") == wikitext.arrange(
-        ["".join(rows)], "each-article"
-    )
-    assert wikitext.arrange(["head\n = A = \nb"], "each-article") == ["head\n", " = A = \nb"]
-    assert wikitext.arrange(["no title"], "each-article") == ["no title"]
-    assert wikitext.arrange(["a\n\nb\n"], "lines-by-nothing") == ["ab"]
-    assert wikitext.arrange(["a\n\nb\n"], "lines-by-space") == ["a  b"]
-    assert wikitext.arrange(["a\n\nb\n"], "without-blank-lines") == ["a\nb"]
-    assert wikitext.arrange([" a @-@ b ,"], "detokenized") == [" a-b ,"]
+    assert layouts.arrange([text], "hub-rows-by-blank-line") == ["\n\n".join(rows)]
+    assert layouts.arrange([text], "hub-rows") == rows
+    assert layouts.arrange(rows, "hub-rows") == rows
+    assert layouts.arrange([text], "hub-rows-without-blank") == [row for row in rows if row]
+    assert layouts.arrange(rows, "each-article") == layouts.arrange(["".join(rows)], "each-article")
+    assert layouts.arrange(["head\n = A = \nb"], "each-article") == ["head\n", " = A = \nb"]
+    assert layouts.arrange(["no title"], "each-article") == ["no title"]
+    assert layouts.arrange(["a\n\nb\n"], "lines-by-nothing") == ["ab"]
+    assert layouts.arrange(["a\n\nb\n"], "lines-by-space") == ["a  b"]
+    assert layouts.arrange(["a\n\nb\n"], "without-blank-lines") == ["a\nb"]
+    assert layouts.arrange([" a @-@ b ,"], "detokenized") == [" a-b ,"]
 
 
 # --- against other code ---------------------------------------------------------------------------
@@ -166,7 +164,7 @@ def test_the_harness_reads_articles(search, model, words):
     """Its WikiText task scores page after page."""
     pages = [" = Title = " + TEXT.split(" = Title = ")[1].split(" = Other = ")[0]]
     pages.append(" = Other = " + TEXT.split(" = Other = ")[1])
-    assert wikitext.arrange([TEXT], "each-article") == pages
+    assert layouts.arrange([TEXT], "each-article") == pages
     likelihood = sum(rolling(harness(model, words), list(map(detokenize_wikitext, pages))))
     value = math.exp(-likelihood / sum(len(re.split(r"\s+", page)) for page in pages))
     for texts in ([TEXT], TEXT.splitlines(keepends=True)):
@@ -178,7 +176,7 @@ def test_the_harness_reads_articles(search, model, words):
 def test_the_blocks_of_the_rows_of_the_hub(search, model):
     """run_clm.py tokenizes each row by itself, and lays the tokens end to end."""
     tokenizer = make_tokenizer(model_max_length=8)
-    rows = wikitext.hub_rows(TEXT)
+    rows = layouts.hub_rows(TEXT)
     assert "" in rows and "".join(rows).replace("\n", "").strip() != ""
     ids = [ids_of(tokenizer, row) for row in rows]
     blocks = reference.run_clm([len(row) for row in ids], 8, 1000)

@@ -21,7 +21,7 @@ FLOORS = (
     {"engines"},
     {"models"},
     {"plan"},
-    {"arguments", "wikitext"},
+    {"arguments", "layouts"},
     {"errors", "protocols", "digests", "__init__"},
 )
 

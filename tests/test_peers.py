@@ -17,7 +17,7 @@ import torch
 from models import CONTEXT, make_byte_tokenizer, make_model, make_tokenizer, random_text
 
 from perplexity_sliding.plan.windows import plan_windows
-from perplexity_sliding.protocols import PROTOCOLS
+from perplexity_sliding.protocols import PROTOCOLS, detokenize_wikitext
 
 TOKENIZERS = {"BOS": {}, "EOS only": {"bos": False}, "adds BOS": {"adds_bos": True}}
 
@@ -283,7 +283,7 @@ def test_sliding_is_stock_where_a_text_fits(compute, model, kind, add_start_toke
 def test_megatron(compute, model, tokenizer, num_tokens, overlap):
     """Fixed windows of L + 1 tokens every `overlap`, all but the first scoring their last ones."""
     length, text = 8, random_text(num_tokens) + " w5 @-@ w6"
-    ids = encode(tokenizer, PROTOCOLS["megatron"].detokenize(text))
+    ids = encode(tokenizer, detokenize_wikitext(text))
     nlls = reference.window_nlls(model, ids, reference.megatron(len(ids), length, overlap))
     targets, total = len(ids) - 1, sum(nlls.values())
     settings = {"max_length": length, "stride": overlap, "detokenizer": "wikitext"}

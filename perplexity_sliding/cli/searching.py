@@ -8,7 +8,7 @@ import json
 import shlex
 import sys
 
-from ..wikitext import LAYOUTS, arrange
+from ..layouts import LAYOUTS, arrange
 from .messages import COMMAND, Progress, say, to_stdout
 from .options import BUNDLED_MODEL, as_list, parse_arguments, spelled, without_secrets
 from .reading import open_texts

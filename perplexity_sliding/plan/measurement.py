@@ -14,8 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..arguments import Setting, check_supported
 from ..errors import ArgumentError, TextsError, Wording
-from ..protocols import Protocol, Start
-from ..wikitext import DETOKENIZERS, find_lost_spaces
+from ..protocols import Protocol, Start, detokenize_wikitext
 from .parts import Parts, border_windows, read_parts, windows_of_part
 from .tokenization import (
     TokenizedText,
@@ -143,7 +142,7 @@ class Corpus:
     Args:
         with_offsets: keep the characters of each token, if the tokenizer returns offsets.
         parts: the scored parts of the texts; None for whole texts.
-        detokenizer: the conversion of the texts before they are read; see `compute`.
+        detokenizer: "wikitext" if the texts are converted before they are read.
     """
 
     def __init__(
@@ -157,47 +156,17 @@ class Corpus:
         self.tokenizer = tokenizer
         self.texts = texts
         self.detokenizer = detokenizer
+        self.wordings = texts if detokenizer is None else list(map(detokenize_wikitext, texts))
         self.with_offsets = with_offsets
         self.parts = None if parts is None else parts.formatted_by(tokenizer)
         self._readings: dict[tuple, tuple[list[str], list[TokenizedText]]] = {}
         self._streams: dict[tuple, list[TokenizedText]] = {}
-        self._wordings: dict[Callable, list[str]] = {}
-
-    def detokenize_for(self, protocol: Protocol) -> Callable[[str], str] | None:
-        if self.detokenizer is None:
-            return None
-        return protocol.detokenize or DETOKENIZERS[self.detokenizer]
-
-    def name_detokenizer(self, protocol: Protocol) -> str | None:
-        """Return the name of that conversion in the signature: the tool's function, or ours."""
-        own = protocol.detokenize
-        return own.__name__ if own and self.detokenizer else self.detokenizer
-
-    def wordings(self, protocol: Protocol) -> list[str]:
-        """Return the texts as the protocol reads them: detokenized, if asked for, by its tool's rules."""
-        convert = self.detokenize_for(protocol)
-        if convert is None:
-            return self.texts
-        if convert not in self._wordings:
-            self._wordings[convert] = list(map(convert, self.texts))
-            lost = () if protocol.detokenize else map(find_lost_spaces, self.texts)
-            if line := next(filter(None, lost), None):
-                warnings.warn(
-                    f"Lines such as {line!r:.60} are not converted: WikiText's form has a space at both "
-                    "ends of a line. Use the original texts, or add these spaces.",
-                    stacklevel=2,
-                )
-        return self._wordings[convert]
-
-    def count_words(self, protocol: Protocol) -> list[int] | None:
-        """Count the words of the texts before they are detokenized; None if they are not."""
-        return None if self.detokenizer is None else list(map(protocol.count_words, self.texts))
 
     def members(self, protocol: Protocol) -> list[list[str]] | None:
         """Return the texts of each stream if their tokens are joined; see `Measurement`."""
         if self.parts is not None or protocol.join != "tokens":
             return None
-        texts, at_once = self.wordings(protocol), protocol.texts_joined or len(self.texts)
+        texts, at_once = self.wordings, protocol.texts_joined or len(self.texts)
         return [texts[first : first + at_once] for first in range(0, len(texts), at_once)]
 
     def read(
@@ -207,9 +176,9 @@ class Corpus:
         length = (max if protocol.join is None else sum)(map(len, self.texts))
         with_offsets = with_offsets or self.with_offsets or length >= LONG_TEXT
         reading = (protocol.encoding, protocol.texts_joined, protocol.pairs, protocol.join)
-        key = (*reading, self.detokenize_for(protocol), with_offsets)
+        key = (*reading, with_offsets)
         if key not in self._readings:
-            texts, members = self.wordings(protocol), self.members(protocol)
+            texts, members = self.wordings, self.members(protocol)
             if self.parts is not None:
                 self._readings[key] = read_parts(self.parts, self.tokenizer, texts, protocol)
             elif members is None:

@@ -13,7 +13,7 @@ from ..models.interface import ScoredModel, describe_measurement
 from ..plan.measurement import LONG_TEXT, Columns, Measurement, scatter_to_tokens
 from ..plan.tokenization import TokenizedText, tokens_of
 from ..plan.windows import Window, count_inputs, guide_weights, merge_windows, num_scored, unite
-from ..protocols import count_words
+from ..protocols import count_words, detokenize_wikitext
 from ..scoring.measures import TOKEN_MEASURES
 from .totals import Aggregation, TextScores, Totals
 from .words import WordScoring
@@ -40,7 +40,6 @@ class ScoredMeasurement:
         word_counts: words of each text before it was detokenized, by its tool's count; None if it was not.
         text_digests: digest of each given text; for a chat, of its formatted text.
         word_scoring: scoring of words; None if they are not scored.
-        detokenizer: name of the conversion of the texts, if any.
     """
 
     model: ScoredModel
@@ -52,7 +51,6 @@ class ScoredMeasurement:
     comparison: Comparison | None = None
     borders: Sequence[list[Columns]] = ()
     word_scoring: WordScoring | None = None
-    detokenizer: str | None = None
 
     @cached_property
     def texts(self) -> list[TextScores]:
@@ -112,7 +110,7 @@ class ScoredMeasurement:
             "add_start_token": False if plan.start == "none" else plan.start,
             "model_name": self.model.name,
         }
-        more = {} if self.detokenizer is None else {"detokenizer": self.detokenizer}
+        more = {"detokenizer": detokenize_wikitext.__name__} if is_detokenized else {}
         if self.word_scoring is not None:
             more |= self.word_scoring.fields()
         fields = self.measurement.signature_fields()
@@ -175,7 +173,7 @@ class ScoredMeasurement:
             )
         has_offsets = with_tokens or self.word_scoring is not None
         is_of_chats = measurement.parts is not None and measurement.parts.chats is not None
-        if (has_offsets and is_of_chats) or self.detokenizer is not None:
+        if (has_offsets and is_of_chats) or self.word_counts is not None:
             result["texts_as_read"] = list(measurement.texts)
         if with_tokens:
             result["token_scores"] = self.token_scores()
