@@ -59,6 +59,20 @@ def byte_model():
     return make_model("gpt2", vocab_size=262, n_positions=64).double()
 
 
+@pytest.fixture
+def measure(metric, gpt2, tokenizer):
+    """Measure under the tiny model whose tokens are words."""
+    given = {"model": gpt2, "tokenizer": tokenizer}
+    return lambda *texts, **kwargs: metric.compute(predictions=texts, **(given | kwargs))
+
+
+@pytest.fixture
+def merge(metric, byte_model, merging):
+    """Measure under a model of bytes, some of which are merged."""
+    given = {"model": byte_model, "tokenizer": merging}
+    return lambda *texts, **kwargs: metric.compute(predictions=texts, **(given | kwargs))
+
+
 # --- windows over a part --------------------------------------------------------------------------
 
 
@@ -120,22 +134,14 @@ def test_find_part(spans, targets, tails):
     assert part.of(text) == "".join(text[first:end] for first, end in spans)
 
 
-@pytest.mark.parametrize("trim_offsets", [False, True])
-def test_white_space_is_the_token_s_though_offsets_leave_it_out(metric, byte_model, trim_offsets):
+def test_white_space_is_the_token_s_though_offsets_leave_it_out(merge):
     """The context's last space is part of " old", which is scored as a whole."""
-    tokenizer = make_merging_tokenizer(trim_offsets)
+    tokenizer = make_merging_tokenizer(trim_offsets=True)
     assert tokenizer.tokenize("The old") == ["T", "h", "e", "Ġold"]
     with pytest.warns(UserWarning, match="edge .* in the texts at position 1 .first: ' old'"):
-        result = metric.compute(
-            predictions=[" old", "old"],
-            contexts=["The", "The "],
-            model=byte_model,
-            tokenizer=tokenizer,
-        )
+        result = merge(" old", "old", contexts=["The", "The "], tokenizer=tokenizer)
     assert result["num_tokens_per_text"] == [1, 1]
     assert result["num_context_tokens"] == 6
-    processor = tokenizer.backend_tokenizer.post_processor
-    assert f'"trim_offsets":{str(trim_offsets).lower()}' in processor.__getstate__().decode()
 
 
 # --- conditional scores ---------------------------------------------------------------------------
@@ -163,12 +169,9 @@ def test_chain_rule(metric, tokenizer, name, start):
     assert whole == close(total(contexts) + total(texts, contexts=contexts))
 
 
-def test_every_number_is_of_the_scored_part(metric, gpt2, tokenizer):
+def test_every_number_is_of_the_scored_part(measure, gpt2, tokenizer):
     contexts, texts = [random_text(30), random_text(5)], [" w5 w6 w7", " w8 w9"]
-    kwargs = {"model": gpt2, "tokenizer": tokenizer, "stride": 4}
-    result = metric.compute(
-        predictions=texts, contexts=contexts, return_token_scores=True, **kwargs
-    )
+    result = measure(*texts, contexts=contexts, return_token_scores=True, stride=4)
     expected = []
     for context, text in zip(contexts, texts):
         ids = tokenizer(context + text)["input_ids"]
@@ -190,14 +193,12 @@ def test_every_number_is_of_the_scored_part(metric, gpt2, tokenizer):
         assert scores["nll"][context:] == close(nlls)
 
 
-def test_joint_scores_a_token_across_the_join_as_a_whole(metric, byte_model, merging):
+def test_joint_scores_a_token_across_the_join_as_a_whole(merge, byte_model, merging):
     """c = "The ol", t = "d": lm-eval dies of it, minicons scores nothing."""
     ids = merging("The old")["input_ids"]
     expected = -reference.log_probs(byte_model, [BOS, *ids])[3, ids[3]].item()
     with pytest.warns(UserWarning, match="the scored part .first: ' old'"):
-        result = metric.compute(
-            predictions=["d"], contexts=["The ol"], model=byte_model, tokenizer=merging
-        )
+        result = merge("d", contexts=["The ol"])
     assert result["total_nll"] == close(expected)
 
 
@@ -210,38 +211,30 @@ def test_ids_that_no_token_has_leave_gaps():
     assert (len(texts), texts[299], texts[300]) == (301, "", " old")
 
 
-def test_separate_tokenizes_apart(metric, byte_model, merging):
+def test_separate_tokenizes_apart(merge, byte_model, merging):
     context, text = merging("The ol")["input_ids"], merging("d man")["input_ids"]
     rows = reference.log_probs(byte_model, [BOS, *context, *text])
     expected = -sum(rows[len(context) + n, token].item() for n, token in enumerate(text))
-    result = metric.compute(
-        predictions=["d man"],
-        contexts="The ol",
-        boundary="separate",
-        model=byte_model,
-        tokenizer=merging,
-    )
+    result = merge("d man", contexts="The ol", boundary="separate")
     assert result["total_nll"] == close(expected)
     assert result["num_context_tokens"] == len(context)
 
 
-def test_slow_tokenizers_score_contexts_apart(metric, gpt2, tokenizer):
-    kwargs = {"predictions": [" w5 w6"], "contexts": "w7 w8", "model": gpt2}
-    fast = metric.compute(tokenizer=tokenizer, **kwargs)
-    slow = metric.compute(tokenizer=SlowTokenizer(), boundary="separate", **kwargs)
+def test_slow_tokenizers_score_contexts_apart(measure):
+    fast = measure(" w5 w6", contexts="w7 w8")
+    slow = measure(" w5 w6", contexts="w7 w8", tokenizer=SlowTokenizer(), boundary="separate")
     assert slow["total_nll"] == close(fast["total_nll"])
     with pytest.raises(ValueError, match="`tokenizer` must be a fast tokenizer"):
-        metric.compute(tokenizer=SlowTokenizer(), **kwargs)
+        measure(" w5 w6", contexts="w7 w8", tokenizer=SlowTokenizer())
 
 
-def test_spans_are_what_is_between_them_given(metric, gpt2, tokenizer):
+def test_spans_are_what_is_between_them_given(measure):
     """Two turns of a text and all of it: the scores of a token do not depend on the spans."""
     text = random_text(40)
     ends = [match for match in range(len(text)) if text[match] == " "]
     spans = [(0, ends[3]), (ends[20], ends[25]), (ends[30], len(text))]
-    kwargs = {"predictions": [text], "model": gpt2, "tokenizer": tokenizer, "stride": 6}
-    whole = metric.compute(return_token_scores=True, **kwargs)
-    result = metric.compute(score_spans=[spans], return_token_scores=True, **kwargs)
+    whole = measure(text, return_token_scores=True, stride=6)
+    result = measure(text, score_spans=[spans], return_token_scores=True, stride=6)
     scored = [*range(4), *range(21, 26), *range(31, 40)]
     everything = whole["token_scores"][0]["nll"]
     expected = [nll if n in scored else None for n, nll in enumerate(everything)]
@@ -263,21 +256,18 @@ def test_spans_are_what_is_between_them_given(metric, gpt2, tokenizer):
         ([(0, 1), (1, 2), (6, 8)], 2),  # the first two touch
     ],
 )
-def test_no_word_goes_from_one_span_to_the_next(metric, gpt2, tokenizer, spans, words):
-    result = metric.compute(
-        predictions=["w5 w6 w7 w8"], score_spans=[spans], model=gpt2, tokenizer=tokenizer
-    )
+def test_no_word_goes_from_one_span_to_the_next(measure, spans, words):
+    result = measure("w5 w6 w7 w8", score_spans=[spans])
     per_word = math.log(result["word_perplexity"])
     assert per_word == pytest.approx(result["total_nll"] / words, rel=1e-6)
 
 
 @pytest.mark.parametrize("protocol", ["mlx-lm", "run-clm", "fairseq", "longlora"])
-def test_no_word_goes_from_one_text_to_the_next(metric, gpt2, tokenizer, protocol):
+def test_no_word_goes_from_one_text_to_the_next(measure, protocol):
     """Where tokens are joined there is no white space between: 61 words for 100."""
     texts = [random_text(3 + n % 2, seed=n) for n in range(20)]
-    settings = {"model": gpt2, "tokenizer": tokenizer, "protocol": protocol, "max_length": 8}
-    counted = metric.compute(predictions=texts, **settings)
-    given = metric.compute(predictions=texts, detokenizer="wikitext", **settings)  # no change
+    counted = measure(*texts, protocol=protocol, max_length=8)
+    given = measure(*texts, protocol=protocol, max_length=8, detokenizer="wikitext")  # no change
     assert counted["word_perplexity"] == given["word_perplexity"]
 
 
@@ -307,20 +297,17 @@ def test_lm_eval_loglikelihood(metric, gpt2, kind):
         for number, pair in enumerate(PAIRS)
     ]
     theirs = [-ll for ll, _ in model.loglikelihood(requests, disable_tqdm=True)]
+    contexts, texts = zip(*PAIRS)
     result = metric.compute(
-        predictions=[text for _, text in PAIRS],
-        contexts=[context for context, _ in PAIRS],
-        model=gpt2,
-        tokenizer=tokenizer,
-        protocol="lm-eval",
-        return_token_scores=True,
-    )
+        predictions=texts, contexts=contexts, model=gpt2, tokenizer=tokenizer,
+        protocol="lm-eval", return_token_scores=True,
+    )  # fmt: skip
     ours = [sum(nll for nll in s["nll"] if nll is not None) for s in result["token_scores"]]
     assert ours == close(theirs)
 
 
 @pytest.mark.parametrize("appends", [False, True])
-def test_lm_eval_reads_the_context_s_own_tokens(metric, byte_model, appends):
+def test_lm_eval_reads_the_context_s_own_tokens(merge, byte_model, appends):
     """Where a token spans the join they are others than in both together: 3.3 for 13.4 nats."""
     tokenizer = make_merging_tokenizer()
     if appends:
@@ -331,37 +318,19 @@ def test_lm_eval_reads_the_context_s_own_tokens(metric, byte_model, appends):
     context, text = "The ol", "d man was old"
     alone, whole = (tokenizer(words).input_ids for words in (context, context + text))
     assert alone != whole[: len(alone)]
-    result = metric.compute(
-        predictions=[text],
-        contexts=[context],
-        model=byte_model,
-        tokenizer=tokenizer,
-        protocol="lm-eval",
-    )
+    result = merge(text, contexts=context, tokenizer=tokenizer, protocol="lm-eval")
     expected = reference.nll(byte_model, alone, whole[len(alone) :])
     assert result["num_tokens"] == len(expected)
     assert result["total_nll"] == pytest.approx(sum(expected))
 
 
-def test_lm_eval_s_assertions_are_errors(metric, gpt2, tokenizer, byte_model, merging):
+def test_lm_eval_s_assertions_are_errors(measure, merge):
     with pytest.raises(ValueError, match=f"at most max_length={CONTEXT} tokens after .* got 17"):
-        metric.compute(
-            predictions=[random_text(CONTEXT + 1)],
-            contexts="w3 ",
-            model=gpt2,
-            tokenizer=tokenizer,
-            protocol="lm-eval",
-        )
+        measure(random_text(CONTEXT + 1), contexts="w3 ", protocol="lm-eval")
     with pytest.raises(
         ValueError, match=r"at least 1 token in the scored part, .*: a token spans the join"
     ):
-        metric.compute(
-            predictions=[" x", "d"],
-            contexts="The ol",
-            model=byte_model,
-            tokenizer=merging,
-            protocol="lm-eval",
-        )
+        merge(" x", "d", contexts="The ol", protocol="lm-eval")
 
 
 # --- chats ----------------------------------------------------------------------------------------
@@ -563,15 +532,14 @@ def test_the_template_is_in_the_signature_and_what_it_writes_in_the_digest(score
         ({"contexts": "a", "protocol": "lm-eval", "boundary": "separate"}, "has no such setting"),
     ],
 )
-def test_arguments(metric, gpt2, tokenizer, arguments, message):
+def test_arguments(measure, arguments, message):
     with pytest.raises((TypeError, ValueError), match=message):
-        metric.compute(predictions=["w3 w4", "w5 w6"], model=gpt2, tokenizer=tokenizer, **arguments)
+        measure("w3 w4", "w5 w6", **arguments)
 
 
-def test_the_signature_says_what_was_read(metric, gpt2, tokenizer):
+def test_the_signature_says_what_was_read(measure):
     def identity(**kwargs):
-        kwargs = {"predictions": ["w3 w4"], "model": gpt2, "tokenizer": tokenizer} | kwargs
-        result = metric.compute(**kwargs)
+        result = measure("w3 w4", **kwargs)
         return result["signature"], result["texts_digest"]
 
     plain, after = identity(), identity(contexts="w5 ")
