@@ -197,7 +197,7 @@ def test_joint_scores_a_token_across_the_join_as_a_whole(merge, byte_model, merg
     """c = "The ol", t = "d": lm-eval dies of it, minicons scores nothing."""
     ids = merging("The old")["input_ids"]
     expected = -reference.log_probs(byte_model, [BOS, *ids])[3, ids[3]].item()
-    with pytest.warns(UserWarning, match="the scored part .first: ' old'"):
+    with pytest.warns(UserWarning, match="at position 0 .first: ' old'"):
         result = merge("d", contexts=["The ol"])
     assert result["total_nll"] == close(expected)
 

@@ -254,13 +254,12 @@ def ranked_row(entry: dict[int, tuple[Any, Any]], token: int, num_likeliest: int
     """Find a token among the (log-probability, rank) of it and of the likeliest, by id."""
     if not entry:  # of the first token
         return Row(token, None)
-    likeliest = sorted(
-        (rank, other, value)
-        for other, (value, rank) in entry.items()
-        if rank and rank <= num_likeliest
-    )
     found = token if token in entry else next(iter(entry))
-    return Row(found, *entry[found], [(other, value) for _, other, value in likeliest])
+    if not num_likeliest:
+        return Row(found, *entry[found])
+    by_rank = sorted((rank, other, value) for other, (value, rank) in entry.items() if rank)
+    top = [(other, value) for rank, other, value in by_rank if rank <= num_likeliest]
+    return Row(found, *entry[found], top)
 
 
 def id_of(name: object) -> int | None:

@@ -69,9 +69,9 @@ def check_settings(model_kwargs: dict) -> ServerSettings:
             "be the name of an environment variable",
             advice="The value is not shown, as it may be the key.",
         )
-    for name, low in (("requests_in_flight", 1), ("retries", 0), ("timeout", 0.01)):
-        if getattr(settings, name) < low:
-            raise ArgumentError(name, f"be at least {low}", got=repr(getattr(settings, name)))
+    for name in ("requests_in_flight", "timeout"):
+        if getattr(settings, name) <= 0:
+            raise ArgumentError(name, "be above 0", got=repr(getattr(settings, name)))
     return settings
 
 

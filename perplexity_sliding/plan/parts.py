@@ -248,14 +248,13 @@ def warn_of_spanning(texts: Sequence[str], streams: Sequence[TokenizedText]) -> 
     spanning = [number for number, stream in enumerate(streams) if any(stream.scored_part.tails)]
     if not spanning:
         return
-    part, offsets = streams[spanning[0]].scored_part, streams[spanning[0]].known_offsets
+    text, part = texts[spanning[0]], streams[spanning[0]].scored_part
     begin = next(begin for (begin, _), tail in zip(part.targets, part.tails) if tail)
-    first, end = offsets[begin].tolist()
-    places = f" in the texts at {name_positions(spanning)}" if len(texts) > 1 else ""
+    first, end = streams[spanning[0]].known_offsets[begin]
     warnings.warn(
         Wording(
-            f"A token spans the edge of the scored part{places} (first: "
-            f"{texts[spanning[0]][first:end]!r}); it is scored as a whole",
+            "A token spans the edge of the scored part in the texts at "
+            f"{name_positions(spanning)} (first: {text[first:end]!r}); it is scored as a whole",
             advice="Move the edge to that of a token.",
             argument="boundary",
         ),
