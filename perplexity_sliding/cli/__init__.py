@@ -6,6 +6,7 @@ of the package, which computes all numbers; output and tables display them.
 
 import os
 import signal
+import sys
 
 from .messages import describe, say, settle, show_traceback
 
@@ -18,6 +19,8 @@ def start() -> int:
     # Torch reads this at import.  By default its threads spin while they wait: a small model took two
     # to ten times as long when another program used the same cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    for name in ("stdout", "stderr"):  # None where a shell has closed them
+        setattr(sys, name, getattr(sys, name) or open(os.devnull, "w"))  # noqa: SIM115
     try:
         from .main import main, terminate
 

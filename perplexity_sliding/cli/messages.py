@@ -179,7 +179,7 @@ class Progress:
                 self.bar = tqdm(desc=self.title, total=1.0, bar_format=BAR, leave=False)
             self.bar.set_postfix_str(so_far, refresh=False)
             self.bar.update(share - self.bar.n)
-        elif (now := time.monotonic()) - self.logged >= LOG_INTERVAL:
+        elif share and (now := time.monotonic()) - self.logged >= LOG_INTERVAL:
             self.logged, passed = now, (now - self.started) / 60
             left = passed / share * (1 - share)
             said = f"{self.title}: {share:.0%} after {passed:.0f} min, {left:.0f} min left"

@@ -69,7 +69,7 @@ def json_object(text: str) -> dict:
         raise argparse.ArgumentTypeError(
             f'the value is not a JSON object such as {{"a": 1}}: {error}'
         ) from None
-    if "max_memory" in value:
+    if isinstance(value.get("max_memory"), dict):
         rooms = value["max_memory"].items()
         value["max_memory"] = {int(key) if key.isdecimal() else key: room for key, room in rooms}
     return value
@@ -232,7 +232,7 @@ EXCLUDED = {
         *("--format", "--json", "--fail-above", "--verbose", "--columns", "--separator"),
         *("--reference", "--context-lengths", SEVERAL, MODELS),
     ),
-    "--verify": ("--format", "--json", "--show", "--html", "--output", "--fail-above"),
+    "--verify": ("--format", "--json", "--show", "--html", "--output", "--fail-above", "--cite"),
     "--dataset": ("FILE", "--text-column", EACH_FILE),
     "--tokens": ("--words", SEVERAL, MODELS),
     "--words": (SEVERAL, MODELS, "--reference", "--separator"),

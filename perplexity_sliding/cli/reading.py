@@ -279,7 +279,7 @@ def read_csv(name: str, encoding: str | None) -> Iterator[dict]:
     """Yield the rows of a CSV or TSV file that are not blank; all cells are strings."""
     csv.field_size_limit(2**31 - 1)  # a cell may be a book
     with opened_text(name, encoding) as lines:
-        first = next(lines)
+        first = next(lines, "")
         cut = {mark: next(csv.reader([first], delimiter=mark)) for mark in ",;\t"}
         delimiter = "\t" if suffix(name) == ".tsv" else max(cut, key=lambda mark: len(cut[mark]))
         reader = csv.reader(chain([first], lines), delimiter=delimiter, strict=True)
