@@ -439,7 +439,6 @@ def test_checkpoint(compare, other, tmp_path):
         ({"reference": {"model_id": "x", "model": 3}}, "one of model_id and model"),
         ({"reference": 3}, "`reference` must be the name of a model .* got 3"),
         ({"reference": {"model": 3}}, "must be a loaded torch model or a vllm.LLM, got int"),
-        ({"reference": {"model_id": "x", "model_kwargs": 3}}, r"model_kwargs'\]` must be a dict"),
         (
             {"reference": {"model": make_model("gpt2"), "dtype": "float32"}},
             r"`reference\['dtype'\]` must be left out with `reference`",
