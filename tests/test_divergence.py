@@ -1,6 +1,5 @@
 """Divergences between two models' predictions: closed forms, and every row again in float64."""
 
-import itertools
 import math
 
 import pytest
@@ -56,26 +55,17 @@ def test_a_biased_coin_against_a_fair_one():
     assert (got["top"], got["reference_top"]) == (0, 0), "the first of equals"
 
 
-def test_a_vocabulary_of_which_the_model_knows_half():
-    """Uniform over 2V tokens against uniform over V of them."""
-    got = compare_probabilities(model=[1 / 8] * 8, reference=[1 / 4] * 4 + [0.0] * 4)
-    assert got["kl"] == pytest.approx(math.log(2))
-    assert got["kl_reverse"] == INF
-    assert got["total_variation"] == pytest.approx(0.5)
-    assert got["reference_entropy"] == pytest.approx(math.log(4))
-
-
 @pytest.mark.parametrize(
     "model, reference, kl, kl_reverse, total_variation",
     [
         # suppressed by both: the token doesn't exist
         ([0.5, 0.5, 0.0], [0.25, 0.75, 0.0], 0.1308120, 0.1438410, 0.25),
         ([1.0, 0.0, 0.0], [0.5, 0.5, 0.0], INF, math.log(2), 0.5),
-        ([1.0, 0.0], [0.5, 0.5], INF, math.log(2), 0.5),
         ([0.5, 0.5, 0.0], [0.0, 1.0, 0.0], math.log(2), INF, 0.5),
         ([0.0, 1.0, 0.0], [1.0, 0.0, 0.0], INF, INF, 1.0),
+        ([1 / 8] * 8, [1 / 4] * 4 + [0.0] * 4, math.log(2), INF, 0.5),
     ],
-    ids=["both", "the model", "the model alone", "the reference", "no token in common"],
+    ids=["both", "the model", "the reference", "no token in common", "half of them"],
 )
 def test_tokens_without_probability(model, reference, kl, kl_reverse, total_variation):
     got = compare_probabilities(model, reference)
@@ -125,15 +115,6 @@ def test_small_divergences_keep_their_digits():
     assert ((plain - expected).abs() > expected).any()
 
 
-@pytest.mark.parametrize("distance", [1e-4, 1e-2, 1.0])
-def test_small_distances_keep_their_digits(distance):
-    """The logarithms of the sums are off by a millionth; what is compared must not be."""
-    model, reference = random_logits(20, 20_000, distance)
-    got, expected = compare(model, reference), textbook(model, reference)
-    for name in ("total_variation", "reference_entropy", "reference_top_probability"):
-        torch.testing.assert_close(got[name].double(), expected[name], rtol=2e-6, atol=0)
-
-
 @pytest.mark.parametrize("off", [(0.01, -0.02), (-0.03, -0.03)])
 def test_normalizers_need_only_be_near(off):
     """Each sum tells what they are off by."""
@@ -156,14 +137,11 @@ def test_targets_that_tell_little_of_the_normalizer(nll):
     targets = torch.full((6,), 7)
     got, expected = compare(model, reference, targets), textbook(model, reference)
     torch.testing.assert_close(got["reference_nll"], torch.full((6,), nll), rtol=0.02, atol=0)
-    if nll < INF:
-        for name, values in expected.items():
-            torch.testing.assert_close(got[name].double(), values, rtol=1e-5, atol=0)
-    else:
+    if nll == INF:
         kept = torch.arange(300) != 7
         expected = textbook(model[:, kept], reference[:, kept])
-        for name, values in expected.items():
-            torch.testing.assert_close(got[name].double(), values, rtol=1e-5, atol=0)
+    for name, values in expected.items():
+        torch.testing.assert_close(got[name].double(), values, rtol=1e-5, atol=0)
 
 
 def test_last_places_make_nothing_negative():
@@ -197,18 +175,14 @@ def test_a_token_that_the_reference_hardly_knows():
 
 
 def test_pieces_of_any_size_give_the_same(monkeypatch):
-    model, reference = random_logits(11, 100, 0.5)
+    """And leave the logits as they are."""
+    model, reference = random_logits(11, 100, 40.0)
+    before = model.clone(), reference.clone()
     whole = compare(model, reference)
     for piece in (1, 250, 10_000):
         monkeypatch.setattr("perplexity_sliding.scoring.measures.CPU_PIECE", piece)
         for name, column in compare(model, reference).items():
             assert torch.equal(column, whole[name]), (piece, name)
-
-
-def test_the_logits_are_left_as_they_are():
-    model, reference = random_logits(5, 100, 40.0)
-    before = model.clone(), reference.clone()
-    compare(model, reference)
     assert torch.equal(model, before[0]) and torch.equal(reference, before[1])
 
 
@@ -261,35 +235,11 @@ def test_padding_rows_are_left_out(padded):
     assert (got[other] == 0).all()
 
 
-def test_the_nll_is_that_of_the_whole_vocabulary():
-    model, reference = random_logits(10, 50, 0.5)
-    targets = torch.arange(10)
+def test_targets_and_nlls_are_those_of_the_whole_vocabulary():
+    model, reference = random_logits(30, 64, 1.0)
+    targets = torch.arange(30)
     got = compare(model[:, :40], reference, targets)
     expected = torch.nn.functional.cross_entropy(reference, targets, reduction="none")
     assert torch.equal(got["reference_nll"], expected)
-
-
-def test_targets_of_the_reference():
-    model, reference = random_logits(30, 64, 1.0)
-    targets = torch.arange(30)
-    got = compare(model, reference, targets)
-    expected = -reference.double().log_softmax(1)[torch.arange(30), targets]
-    torch.testing.assert_close(got["reference_nll"].double(), expected, rtol=1e-5, atol=1e-5)
-    assert torch.equal(got["top"], model.argmax(1))
+    assert torch.equal(got["top"], model[:, :40].argmax(1))
     assert torch.equal(got["reference_top"], reference.argmax(1))
-
-
-# ---- memory
-
-
-@pytest.mark.parametrize("rows", [2, 16])
-def test_memory_at_a_vocabulary_of_128k(rows):
-    """Beside the logits no more at once than one loss, or the four buffers of a piece."""
-    size = 128_256
-    model, reference = random_logits(rows, size, 0.1)
-    blocks = [Block(logits, torch.zeros(rows, dtype=torch.long)) for logits in (model, reference)]
-    with torch.profiler.profile(profile_memory=True) as profiled:
-        Divergence()(blocks)
-    events = profiled.profiler.kineto_results.events()
-    held = itertools.accumulate(event.nbytes() for event in events if event.name() == "[memory]")
-    assert size * 4 < max(held) <= max(rows * size * 4, 4 * 4 * 2**18) * 1.01

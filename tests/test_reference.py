@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import reference
 import torch
-import transformers
 from models import (
     ARCHITECTURES,
     BOS,
@@ -338,74 +337,38 @@ def test_references_by_name(metric, compare, other, tokenizer, gpt2, tmp_path):
     assert half["kl"] == pytest.approx(live["kl"], rel=0.5) and half["kl"] != live["kl"]
 
 
-def test_a_reference_stays_loaded(compare, metric, other, tokenizer, tmp_path):
-    """For the next candidate, and no longer."""
-    reference_id = save(tmp_path / "reference", other, tokenizer)
-    loads = []
-    load = transformers.AutoModelForCausalLM.from_pretrained
-
-    def counted(*args, **kwargs):
-        loads.append(args)
-        return load(*args, **kwargs)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", counted)
-        compare(reference=reference_id)
-        compare(model=make_uniform_model(), reference=reference_id)
-        assert len(loads) == 1
-        compare()
-        compare(reference=reference_id)
-        assert len(loads) == 2
-
-
-def test_a_model_without_its_adapter(compare, gpt2):
-    peft = pytest.importorskip("peft")
-    config = peft.LoraConfig(
-        task_type="CAUSAL_LM", r=4, target_modules=["c_attn"], fan_in_fan_out=True
-    )
-    adapted = peft.get_peft_model(make_model("gpt2"), config)
-    for name, parameter in adapted.named_parameters():
-        if "lora" in name:
-            torch.nn.init.normal_(parameter, std=0.3)
-            parameter.requires_grad = "lora_A" in name
-    before = {name: parameter.requires_grad for name, parameter in adapted.named_parameters()}
-    alone = compare(model=adapted)
-    got = compare(model=adapted, reference="without adapter")
-    expected = compare(model=adapted, reference=gpt2)["comparison"]
-    assert got["perplexity"] == alone["perplexity"]
-    assert got["comparison"]["kl"] == pytest.approx(expected["kl"], rel=1e-4) and expected["kl"] > 0
-    assert got["comparison"]["reference_perplexity"] == pytest.approx(
-        expected["reference_perplexity"], rel=1e-6
-    )
-    assert "without adapter|" in got["comparison"]["reference_signature"]
-    assert "|adapters:none|" in got["comparison"]["reference_signature"]
-    assert "|adapters:default" in got["signature"]
-    assert {n: p.requires_grad for n, p in adapted.named_parameters()} == before
-    assert compare(model=adapted)["perplexity"] == alone["perplexity"]
-
-
 @pytest.mark.parametrize(
-    "trained", [{"modules_to_save": ["lm_head"]}, {"trainable_token_indices": [5, 6, 7]}], ids=str
+    "trained",
+    [{}, {"modules_to_save": ["lm_head"]}, {"trainable_token_indices": [5, 6, 7]}],
+    ids=str,
 )
-def test_a_model_without_its_trained_copies(compare, trained):
-    """A copy of a whole layer that is trained beside the adapters was left in."""
+def test_a_model_without_its_adapter(compare, trained):
+    """And without copies of whole layers that are trained beside it."""
     peft = pytest.importorskip("peft")
     if not trained.keys() <= peft.LoraConfig.__dataclass_fields__.keys():
         pytest.skip("this peft trains no single tokens")
     base = make_model("llama")
-    alone = compare(model=make_model("llama"))
     config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False, **trained)
-    adapted = peft.get_peft_model(base, config).eval()
+    adapted = peft.get_peft_model(make_model("llama"), config).eval()
     torch.manual_seed(1)
-    for parameter in adapted.parameters():
+    for name, parameter in adapted.named_parameters():
         if parameter.requires_grad:
             torch.nn.init.normal_(parameter, std=0.3)
+            parameter.requires_grad = "lora_A" in name
+    before = {name: parameter.requires_grad for name, parameter in adapted.named_parameters()}
     got = compare(model=adapted, reference="without adapter")
-    assert got["perplexity"] != pytest.approx(alone["perplexity"], rel=1e-3)
+    alone, of_base = compare(model=adapted), compare(model=base)
     comparison = got["comparison"]
-    assert comparison["reference_perplexity"] == pytest.approx(alone["perplexity"], rel=1e-6)
+    assert (
+        got["perplexity"] == alone["perplexity"] != pytest.approx(of_base["perplexity"], rel=1e-3)
+    )
+    assert comparison["reference_perplexity"] == pytest.approx(of_base["perplexity"], rel=1e-6)
+    expected = compare(model=adapted, reference=base)["comparison"]
+    assert comparison["kl"] == pytest.approx(expected["kl"], rel=1e-4) and expected["kl"] > 0
+    assert "without adapter|" in comparison["reference_signature"]
     assert "|adapters:none|" in comparison["reference_signature"]
-    assert compare(model=adapted)["perplexity"] == got["perplexity"]
+    assert "|adapters:default" in got["signature"]
+    assert {n: p.requires_grad for n, p in adapted.named_parameters()} == before
 
 
 def test_a_model_without_an_adapter_of_its_own_is_refused(compare):

@@ -141,23 +141,6 @@ def test_texts_are_the_sample_while_they_are_about_ten(lengths, sample):
     assert result["interval_scope"] == (sample and scope)
 
 
-def test_short_texts_beside_a_long_one_do_not_widen_its_interval():
-    """With four texts as the sample it would be 60 times as wide."""
-    (nlls,) = draw([3045], 0.8, 0, corpora=1)
-    alone = text(nlls[:3000], range(128, 3000, 128))
-    short = [text(nlls[begin : begin + 15]) for begin in (3000, 3015, 3030)]
-
-    def width(texts):
-        result = summarize(texts, block_tokens=256)
-        low, high = result["perplexity_interval"]
-        return math.log(high / low), result["interval_sample"]
-
-    before, sample = width([alone])
-    after, sample_after = width([alone, *short])
-    assert (sample, sample_after) == ("12 parts of 1 text", "15 parts of 4 texts")
-    assert after == pytest.approx(before, rel=0.05)
-
-
 @pytest.mark.parametrize(
     ("texts", "block_tokens"),
     [

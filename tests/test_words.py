@@ -14,7 +14,7 @@ import reference
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from models import BOS, CONTEXT, make_byte_tokenizer, make_model, random_text
+from models import BOS, CONTEXT, make_byte_tokenizer, make_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
@@ -565,26 +565,6 @@ def test_white_space_that_is_context_belongs_to_no_word(metric, texts, arguments
     assert None not in words["surprisal"][-2:]
 
 
-def test_every_protocol_that_scores_texts_alone(metric, gpt2, tokenizer):
-    """Whole-word tokens end where the word ends: surprisal is the plain sum, in any windows."""
-    for protocol in metric.protocols.values():
-        if not protocol.scores_each_text:
-            continue
-        result = metric.compute(
-            predictions=[random_text(40)],
-            model=gpt2,
-            tokenizer=tokenizer,
-            protocol=protocol.name,
-            words=True,
-            return_token_scores=True,
-        )
-        assert result["word_scores"][0]["nll"] == result["token_scores"][0]["nll"], protocol.name
-        [scores] = result["word_scores"]
-        differences = [s - n for s, n in zip(scores["surprisal"], scores["nll"]) if n is not None]
-        assert differences, protocol.name
-        assert differences == close([0] * len(differences)), protocol.name
-
-
 @pytest.mark.parametrize(
     ("text", "is_whole"),
     [
@@ -613,8 +593,6 @@ def test_a_sentence_without_spaces_is_no_word(text, is_whole):
         ({"words": [["w3"]]}, "a list of words or spans for each text, 2"),
         ({"words": [["w3", "w4"], ["w5"]]}, "at position 1: "),
         ({"words": [[(0, 2)], [(0, 99)]]}, "within the 5 characters of the text at position 1"),
-        ({"words": True, "word_correction": "both"}, "`word_correction` must be one of"),
-        ({"word_correction": "oh"}, "`word_correction` must be left out without `words`"),
         ({"words": True, "protocol": "gptq", "max_length": 2}, "left out .* joins the texts"),
     ],
 )
