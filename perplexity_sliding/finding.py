@@ -131,7 +131,6 @@ def find(
         TypeError, ValueError: a figure is not positive, the numbers of figures and texts or models
             differ, or as for `compute`.
     """
-    is_list = isinstance(figure, list | tuple)
     figures = list(map(Figure.read, figure if isinstance(figure, list | tuple) else [figure]))
     models = list(model_id) if isinstance(model_id, list | tuple) else [model_id]
     if isinstance(texts, str):
@@ -163,7 +162,7 @@ def find(
     search = Search(cases, max_tokens, callback)
     search.run()
     matches, nearest = list_matches(search), list_nearest(search)
-    for entry in [] if is_list else matches + nearest:
+    for entry in [] if isinstance(figure, list | tuple) else matches + nearest:
         entry |= {name: entry[name][0] for name in ("value", "command")}
     expected = chance(search.tried, figures)
     return {
@@ -173,15 +172,7 @@ def find(
         "num_tried": len(search.tried),
         "expected_by_chance": expected,
         "num_forward_tokens": search.num_read,
-        "not_tried": [
-            {
-                "layout": step.layout,
-                "num_settings": len(step.settings),
-                "num_forward_tokens": step.num_tokens,
-                "misses_on_sample": misses,
-            }
-            for step, misses in search.left_out
-        ],
+        "not_tried": search.left_out,
         "conclusion": describe(search, len(matches), expected),
     }
 
@@ -307,9 +298,8 @@ def list_steps(cases: list[Case]) -> list[Step]:
         is_read = not detokenizes or (of_wikitext and layout in DETOKENIZED)
         if not usual or not is_read or not all(arrange(case.texts, layout) for case in cases):
             continue
-        planned = [
-            case.plan(case.corpus(case.texts, layout, detokenizes), choices) for case in cases
-        ]
+        corpora = [case.corpus(case.texts, layout, detokenizes) for case in cases]
+        planned = [case.plan(corpus, choices) for case, corpus in zip(cases, corpora)]
         groups: dict[tuple, dict[Setting, float]] = {}
         for setting in choices:
             protocol, measurements = setting.protocol, [of.get(setting) for of in planned]
@@ -325,26 +315,21 @@ def list_steps(cases: list[Case]) -> list[Step]:
             overlap = max(plan.max_length / plan.stride for plan in plans)
             level = sum(overlap > bound for bound in OVERLAPS)
             weight = usual
-            if detokenizes and not protocol.detokenizes:
-                weight *= DETOKENIZED_BY_US
-            elif detokenizes:
+            if detokenizes:
                 is_usual = protocol.scores_each_text == (layout == "each-article")
-                weight = DETOKENIZED_BY_TOOL if is_usual else usual * DETOKENIZED_ELSEWHERE
+                by_tool = DETOKENIZED_BY_TOOL if is_usual else usual * DETOKENIZED_ELSEWHERE
+                weight = by_tool if protocol.detokenizes else usual * DETOKENIZED_BY_US
             weight *= TOOLS.get(protocol.name, OTHER_TOOL) * STARTS[setting.add_start_token]
             weight *= 1.0 if has_own_window else OTHER_WINDOW
             if setting.stride is not None:
                 weight *= WINDOW_AS_STRIDE if plan.stride == plan.max_length else OTHER_STRIDE
-            tool = protocol.name if detokenizes else None
-            group = (tool, plan.start, level, is_plain)
-            groups.setdefault(group, {})[setting] = weight
+            groups.setdefault((plan.start, level, is_plain), {})[setting] = weight
         for (*_, is_plain), settings in groups.items():
             cost = sum(case.cost(of[s] for s in settings) for case, of in zip(cases, planned))
             steps.append(Step(layout, detokenizes, settings, cost, is_plain))
     if not steps:
         raise ArgumentError("texts", "be long enough to score", got="texts of fewer than 2 tokens")
-    return sorted(
-        steps, key=lambda s: (not s.is_plain, -sum(s.settings.values()) / max(1, s.num_tokens))
-    )
+    return sorted(steps, key=lambda s: (not s.is_plain, -sum(s.settings.values()) / s.num_tokens))
 
 
 def list_choices(limit: int | None) -> list[Setting]:
@@ -371,7 +356,6 @@ class Search:
 
     Attributes:
         tried: an entry for each setting and average, with its value for each figure.
-        left_out: omitted steps, each with whether it misses the figures on a sample.
         ratios: for each average and case, the logarithms of value over estimate, of the settings
             scored on the whole and on the sample.
     """
@@ -380,7 +364,7 @@ class Search:
     max_tokens: int | None = None
     callback: Callable[[Progress], None] | None = None
     tried: list[dict] = field(default_factory=list)
-    left_out: list[tuple[Step, bool]] = field(default_factory=list)
+    left_out: list[dict] = field(default_factory=list)
     num_read: int = 0
     ratios: dict[tuple[str, int], list[float]] = field(default_factory=dict)
 
@@ -395,11 +379,11 @@ class Search:
         whole = [case.texts for case in self.cases]
         for number, step in enumerate(steps):
             if self.num_read + step.num_tokens > budget:
-                self.left_out.append((step, False))
+                self.leave_out(step)
                 continue
             estimates = {} if sample is None else self.score(step, sample)
             if estimates and all(map(self.misses, estimates.values())):
-                self.left_out.append((step, True))
+                self.leave_out(step, misses=True)
                 continue
             for key, entry in self.score(step, whole).items():
                 self.tried.append(entry)
@@ -408,12 +392,17 @@ class Search:
                     ratios.append(math.log(value / estimates[key]["value"][place]))
             may_end = self.max_tokens is None and any(map(self.is_match, self.tried))
             if may_end and chance(self.tried, self.figures) < CERTAIN:
-                self.left_out += [(step, False) for step in steps[number + 1 :]]
+                list(map(self.leave_out, steps[number + 1 :]))
                 break
         if not self.tried:
             cheapest = min(step.num_tokens for step in steps)
             must = f"be at least {cheapest}, the tokens of the cheapest pass"
             raise ArgumentError("max_tokens", must, got=str(budget))
+
+    def leave_out(self, step: Step, misses: bool = False) -> None:
+        known = {"layout": step.layout, "num_settings": len(step.settings)}
+        known |= {"num_forward_tokens": step.num_tokens, "misses_on_sample": misses}
+        self.left_out.append(known)
 
     @property
     def figures(self) -> list[Figure]:
@@ -451,8 +440,7 @@ class Search:
             for name in ("max_length", "stride", "add_start_token"):
                 own = [result[name] for result in of_cases]
                 known[name] = own[0] if all(value == own[0] for value in own) else own
-            by_tool = " by the tool" if protocol.detokenizes else ""
-            known["layout"] = step.layout + (f", detokenized{by_tool}" if step.detokenizes else "")
+            known["layout"] = step.layout + ", detokenized" * step.detokenizes
             known["command"] = [write_command(case, step, setting) for case in self.cases]
             for average in values[0]:
                 value = [of_case.get(average, math.nan) for of_case in values]
@@ -500,10 +488,8 @@ def take_sample(cases: list[Case], num_tokens: int) -> list[list[str]] | None:
 def averages_of(result: dict, corpus: Corpus) -> dict[str, float]:
     """Return the values of a result that a paper could print."""
     protocol, perplexity = PROTOCOLS[result["protocol"]], result["perplexity"]
-    known = result | {
-        "nats_per_token": math.log(perplexity),
-        "bits_per_token": math.log2(perplexity),
-    }
+    known = result | {"nats_per_token": math.log(perplexity)}
+    known["bits_per_token"] = math.log2(perplexity)
     if corpus.detokenizer is not None:
         per_byte = known.pop("bits_per_byte")  # of the prose, which no tool reports
         del known["bits_per_character"]

@@ -155,7 +155,7 @@ def test_the_word_perplexity_of_the_harness(search, model, words, detokenized):
     likelihood = sum(rolling(harness(model, words), [read]))
     value = math.exp(-likelihood / len(re.split(r"\s+", text)))
     result = search(f"{value:.5g}", [text], max_tokens=10**6)
-    layout = "as-is, detokenized by the tool" if detokenized else "as-is"
+    layout = "as-is, detokenized" if detokenized else "as-is"
     assert ("lm-eval", CONTEXT, CONTEXT, layout) == names(result)[0]
     assert result["matches"][0]["average"] == "word_perplexity"
 
@@ -170,7 +170,7 @@ def test_the_harness_reads_articles(search, model, words):
     for texts in ([TEXT], TEXT.splitlines(keepends=True)):
         best = search(f"{value:.5g}", texts, max_tokens=10**6)["matches"][0]
         assert best["protocol"] == "lm-eval"
-        assert best["layout"] == "each-article, detokenized by the tool"
+        assert best["layout"] == "each-article, detokenized"
 
 
 def test_the_blocks_of_the_rows_of_the_hub(search, model):
