@@ -267,25 +267,6 @@ def test_names_cannot_move_the_cursor(call, more):
     assert "owned" in outcome.out
 
 
-# ---- files
-
-
-def test_a_file_that_cannot_be_written_costs_no_other_and_no_former_one(call):
-    resource = pytest.importorskip("resource")
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    for name in ("r.csv", "r.html"):
-        Path(name).write_text("the former result")
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
-    try:
-        outcome = call("a.txt", "--quiet", "--html=r.html", "--output=r.csv")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert outcome.code == 2 and "error: r.html: " in outcome.err
-    assert Path("r.html").read_text() == "the former result"
-    assert Path("r.csv").read_text().startswith("name,")
-    assert sorted(os.listdir()) == ["a.txt", "r.csv", "r.html"]
-
-
 # ---- progress
 
 

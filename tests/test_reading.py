@@ -118,14 +118,12 @@ def test_standard_input_and_gzip(call, monkeypatch):
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "latin-1"])
-@pytest.mark.parametrize("name", ["a.txt", "a.csv"])
-def test_encodings(call, encoding, name):
-    text = "text\nw5 w6 café w7\n"
-    Path(name).write_bytes(text.encode(encoding))
-    Path(f"plain{name}").write_text(text, "utf-8")
+def test_encodings(call, encoding):
+    Path("a.txt").write_text("w5 w6 café w7\n", "utf-8")
+    Path("b.txt").write_bytes("w5 w6 café w7\n".encode(encoding))
     named = () if encoding in ("utf-8-sig", "utf-16") else (f"--encoding={encoding}",)
-    other = call(name, *named, "--json").json["corpus"]
-    assert other == call(f"plain{name}", "--json").json["corpus"]
+    other = call("b.txt", *named, "--json").json["corpus"]
+    assert other == call("a.txt", "--json").json["corpus"]
 
 
 # ---- tables
@@ -145,7 +143,7 @@ def test_a_table_has_one_text_a_row_and_its_columns_are_carried_along(call, metr
     for row, text in zip(rows, TEXTS):
         result = metric.compute(predictions=[text], model_id=tiny)
         assert row["perplexity"] == pytest.approx(result["perplexity"], rel=1e-6)
-        assert row["total_nll_bits"] == pytest.approx(result["total_nll"] / math.log(2), rel=1e-6)
+        assert row["total_nll_bits"] * math.log(2) == pytest.approx(result["total_nll"], rel=1e-6)
 
 
 HEAD = "item,text\n1,w5 w6\n"
