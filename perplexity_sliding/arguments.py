@@ -126,6 +126,7 @@ SEVERAL = "a list of `protocol`, `max_length` or `stride`"
 CHATS = "chats"
 LENGTHS = "a list of `context_lengths`"
 WORD_LIST = "a list of `words`"
+PARTIAL = ("`contexts`", "`score_spans`", "`words`", CHATS)  # texts are not scored as wholes
 
 
 @dataclass(frozen=True)
@@ -350,7 +351,7 @@ ARGUMENTS = {
         metavar="C,...",
         group="measure",
         kind=WholeNumbers(2),
-        excludes=("`contexts`", "`score_spans`", "`words`", CHATS, SEVERAL),
+        excludes=(*PARTIAL, SEVERAL),
     ),
     "carry": Argument(
         "bool",
@@ -364,10 +365,7 @@ ARGUMENTS = {
         group="measure",
         kind=Choice((True, False)),
         default=False,
-        excludes=(
-            *("`reference`", "`context_lengths`", "`contexts`", "`score_spans`", "`words`"),
-            *(CHATS, SEVERAL),
-        ),
+        excludes=("`reference`", "`context_lengths`", *PARTIAL, SEVERAL),
     ),
     "contexts": Argument(
         "str or list of str",

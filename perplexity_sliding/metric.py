@@ -74,28 +74,18 @@ Raises:
         `add` or `add_batch` are kept.
 
 Examples:
-    A model that assigns the same probability to all 32 tokens of its vocabulary has perplexity 32:
-
-    >>> import evaluate, torch, transformers
-    >>> from tokenizers import Tokenizer, models, pre_tokenizers
-    >>> vocabulary = {word: number for number, word in enumerate("<s> a b c d e f g h".split())}
-    >>> words = Tokenizer(models.WordLevel(vocabulary, unk_token="a"))
-    >>> words.pre_tokenizer = pre_tokenizers.Whitespace()
-    >>> tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>")
-    >>> config = transformers.GPT2Config(
-    ...     vocab_size=32, n_positions=8, n_embd=8, n_layer=1, n_head=1)
-    >>> model = transformers.GPT2LMHeadModel(config)
-    >>> _ = torch.nn.init.zeros_(model.transformer.wte.weight)
+    >>> import evaluate
     >>> metric = evaluate.load("perplexity_sliding.py")
-    >>> texts = ["a b c d e f g h a b c d e f g h", "b a d"]
-    >>> results = metric.compute(predictions=texts, model=model, tokenizer=tokenizer, stride=4)
-    >>> round(results["perplexity"], 4)
-    32.0
+    >>> texts = ["The old man closed the door.", "Door the closed man old the."]
+    >>> results = metric.compute(predictions=texts, model_id="demo_model")
+    >>> [round(perplexity) for perplexity in results["perplexities"]]
+    [18, 2774]
 
     Every token is scored exactly once, whatever the stride:
 
+    >>> results = metric.compute(predictions=texts, model_id="demo_model", max_length=8, stride=4)
     >>> results["num_tokens"], results["num_windows"]
-    (19, 5)
+    (15, 3)
 """.replace("{arguments}", describe_arguments())
 
 # Of `compute` as a method: evaluate's combinations pass the arguments that are in it.

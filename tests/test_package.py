@@ -193,9 +193,3 @@ def test_the_installed_command_scores_with_the_bundled_model(environment, wheel,
     assert re.search(r"^ppl\|sliding\|L128\|S64\|[0-9a-f]{12}$", command, re.M)
     assert score.main([str(sample)]) == 0
     assert capsys.readouterr().out == command, "as in a clone"
-
-
-def test_the_module_is_found_in_a_clone_too():
-    """There the folder of this name stands before the file of this name."""
-    version = run([sys.executable, "-m", "perplexity_sliding", "--version"], cwd=ROOT)
-    assert version.split() == ["perplexity-sliding", VERSION]

@@ -15,10 +15,9 @@ from pathlib import Path
 
 import datasets
 import evaluate
-import numpy as np
 import pytest
 import transformers
-from models import NEWEST, make_model, make_tokenizer, random_text, save
+from models import make_model, make_tokenizer, random_text, save
 
 TEXTS = [random_text(length, seed=length) for length in (40, 7, 21)]
 
@@ -124,11 +123,6 @@ def test_two_threads_in_one_metric(metric, gpt2, tokenizer):
         assert second.result(60)["num_tokens"] == 2
 
 
-def test_whole_numbers_may_be_numpys(compute):
-    plain = compute(max_length=8, stride=3, batch_size=2)
-    assert compute(max_length=np.int64(8), stride=np.int32(3), batch_size=np.int8(2)) == plain
-
-
 def test_the_callback_hears_that_the_model_is_looked_at(compute, metric):
     """If it has a method for what goes on before there are numbers."""
 
@@ -224,24 +218,6 @@ def test_mistakes_of_loading_lead_on(metric, folder):
         metric.compute(predictions=TEXTS, model_id=folder)
 
 
-def test_dtypes(metric, folder):
-    def dtype_of(**arguments):
-        result = metric.compute(predictions=TEXTS, model_id=folder, **arguments)
-        return dict(field.split(":", 1) for field in result["signature"].split("|"))["dtype"]
-
-    assert dtype_of() == "float32"
-    assert dtype_of(dtype="bfloat16") == "bfloat16"
-    name = "dtype" if NEWEST else "torch_dtype"
-    assert dtype_of(model_kwargs={name: "bfloat16"}) == "bfloat16"
-    half = save(folder + "-half", make_model("gpt2").half(), make_tokenizer())
-    result = metric.compute(predictions=TEXTS, model_id=half)
-    assert "dtype:float32" in result["signature"], (
-        "half-precision weights are computed with in float32"
-    )
-    result = metric.compute(predictions=TEXTS, model_id=half, dtype="auto")
-    assert "dtype:float16" in result["signature"]
-
-
 # ---- the loaded model is kept
 
 
@@ -306,13 +282,12 @@ def test_the_callback_is_told_how_far_it_is(metric, gpt2, tokenizer):
     [
         {"words": True},
         {"words": True, "score_spans": [[(0, 9)], [(3, 12), (20, 30)]]},
-        {"context_lengths": [4, 8, 16], "stride": 2},
         {"protocol": "longlora", "max_length": 8, "stride": 2},
     ],
     ids=lambda arguments: " ".join(arguments),
 )
 def test_the_callback_is_told_the_perplexity_of_the_result(metric, gpt2, tokenizer, arguments):
-    """Not of what is scored besides: the ends of words, shorter contexts."""
+    """Not of what is scored besides: the ends of words."""
     texts = ["w1 w2 w3 w4 w5 w6 w7 w8 w9 w10 w11 w12", random_text(40, seed=1)]
     steps = []
     result = metric.compute(
@@ -390,6 +365,9 @@ def test_combine(root, tmp_path, monkeypatch, folder):
     both.add_batch(predictions=TEXTS[:2])
     both.add(prediction=TEXTS[2])
     assert both.compute() == result
+    ours.add_batch(predictions=TEXTS[:2], references=[3])  # of other metrics
+    ours.add(prediction=TEXTS[2], reference="any")
+    assert ours.compute(references=["any"]) == expected
 
 
 class WordCount(evaluate.Metric):
@@ -405,41 +383,6 @@ class WordCount(evaluate.Metric):
 
     def _compute(self, predictions):
         return {"words": sum(len(text.split()) for text in predictions)}
-
-
-def test_references_are_ignored(metric, gpt2, tokenizer, tmp_path):
-    """As in the stock metric, beside metrics that read them."""
-    both = evaluate.combine([metric, ExactMatch(cache_dir=str(tmp_path / "b"))])
-    given = {"predictions": TEXTS, "references": [*TEXTS[:-1], "other"]}
-    result = both.compute(**given, model=gpt2, tokenizer=tokenizer)
-    assert result["exact_match"] == len(TEXTS) - 1
-    expected = metric.compute(predictions=TEXTS, model=gpt2, tokenizer=tokenizer)
-    assert {name: result[name] for name in expected} == expected
-    metric.add_batch(predictions=TEXTS[:1], references=[3])
-    metric.add(prediction=TEXTS[1], reference="any")
-    assert metric.compute(model=gpt2, tokenizer=tokenizer)["num_texts"] == 2
-
-
-class ExactMatch(evaluate.Metric):
-    """A metric with references."""
-
-    def _info(self):
-        features = {name: datasets.Value("string") for name in ("predictions", "references")}
-        return evaluate.MetricInfo(
-            description="", citation="", inputs_description="", features=datasets.Features(features)
-        )
-
-    def _compute(self, predictions, references, **of_others):
-        return {"exact_match": sum(map(str.__eq__, predictions, references))}
-
-
-def test_the_tour_of_evaluate_saves_a_result(metric, gpt2, tokenizer, tmp_path):
-    """Its line with the hyperparameters of an experiment, among which is the model."""
-    result = metric.compute(predictions=TEXTS, model=gpt2, tokenizer=tokenizer)
-    hyperparams = {"model": "bert-base-uncased"}
-    path = evaluate.save(tmp_path, experiment="run 42", **result, **hyperparams)
-    stored = json.loads(path.read_text())
-    assert stored["model"] == "bert-base-uncased" and stored["perplexity"] == result["perplexity"]
 
 
 def test_the_interface_of_the_stock_metric_is_kept(metric):
@@ -481,7 +424,7 @@ def test_the_examples_of_the_documentation(metric, root, monkeypatch):
     printed = []
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
     runner.run(examples, out=printed.append)
-    assert runner.summarize(verbose=False).attempted >= 10
+    assert runner.summarize(verbose=False).attempted >= 6
     assert not printed, "".join(printed)
 
 
