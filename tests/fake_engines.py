@@ -79,8 +79,6 @@ class FakeServer:
         longest = max(map(len, prompts))
         if longest > room:
             return 400, {"error": {"message": f"{longest} tokens are more than {room}."}}
-        if body["max_tokens"] < 1 and "openai" not in self.forms:
-            return 400, {"error": {"message": "max_tokens must be at least 1"}}
         choices = [{"index": k, **self.choice(ids, body)} for k, ids in enumerate(prompts)]
         return 200, {"object": "text_completion", "choices": choices[::-1]}  # any order is allowed
 
@@ -131,8 +129,6 @@ class FakeServer:
         values, after = self.values(ids, body)
         entries = [[v, t, None] for v, t in zip(values, ids)]
         answer = {"input_token_logprobs": entries}
-        best = int(after[-1].argmax())
-        answer["output_token_logprobs"] = [[after[-1, best].item(), best, None]]
         if body["top_logprobs_num"]:
             tops = (row.topk(body["top_logprobs_num"]) for row in after[:-1])
             pairs = [zip(top.values.tolist(), top.indices.tolist()) for top in tops]
@@ -219,14 +215,9 @@ class FakeLLM:
             model=name,
             max_model_len=model.config.max_position_embeddings,
             dtype=torch.float32,
-            runner_type="generate",
-            skip_tokenizer_init=False,
         )
         self.llm_engine = SimpleNamespace(model_config=config)
         self.busy = threading.Lock()
-
-    def get_tokenizer(self):
-        return self.tokenizer
 
     def generate(self, prompts, params, use_tqdm=True):
         assert self.busy.acquire(blocking=False), "the engine is no good to two callers at once"
