@@ -4,7 +4,6 @@ import hashlib
 import json
 import re
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,14 +27,10 @@ class FakeHub:
 
     Attributes:
         asked: paths of all requests.
-        gates: events by name of a repository; its weights are sent half, and the rest after the event.
-        delay: seconds before each answer.
     """
 
-    def __init__(self, delay: float = 0):
+    def __init__(self) -> None:
         self.asked: list[str] = []
-        self.gates: dict[str, threading.Event] = {}
-        self.delay = delay
         self._spaces: dict[str, Space] = {}
         self._repositories: dict[str, tuple[dict, dict[str, bytes]]] = {}
         hub = self
@@ -122,7 +117,6 @@ class FakeHub:
     def answer(self, request: BaseHTTPRequestHandler, with_body: bool) -> None:
         path = request.path.split("?")[0]
         self.asked.append(path)
-        time.sleep(self.delay)
         place = re.fullmatch(r"(?:/api)?/spaces/([\w-]+/[\w-]+)/(\w+)/([\w.-]+)(?:/(.*))?", path)
         if place:
             token = request.headers.get("Authorization", "").removeprefix("Bearer ")
@@ -134,14 +128,8 @@ class FakeHub:
             request.send_header(key, value)
         request.send_header("Content-Length", str(len(body)))
         request.end_headers()
-        if not with_body:
-            return
-        half = len(body) // 2
-        request.wfile.write(body[:half])
-        for name, gate in self.gates.items():
-            if path.startswith(f"/{name}/") and path.endswith(".safetensors"):
-                gate.wait(60)
-        request.wfile.write(body[half:])
+        if with_body:
+            request.wfile.write(body)
 
     def _find_in_space(
         self, name: str, what: str, revision: str, file: str | None, token: str

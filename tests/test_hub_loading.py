@@ -214,12 +214,10 @@ def test_an_incomplete_package_is_refused(python, hub, files, tmp_path):
 # --- beside an installed package -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("imported", [False, True])
-def test_a_space_beside_an_installed_package(python, hub, files, site, tmp_path, imported):
+def test_a_space_beside_an_installed_package(python, hub, files, site, tmp_path):
     """The installed one serves if it has the same version; another one is refused."""
     hub.add_space("beside/perplexity_sliding", files)
-    first = "import perplexity_sliding.api" if imported else ""
-    source = f"{first}\n{REPORT}\nprint(json.dumps(load('beside/perplexity_sliding')))"
+    source = f"{REPORT}\nprint(json.dumps(load('beside/perplexity_sliding')))"
     assert python.run(source, tmp_path, [site]).json["package"] == str(site / "perplexity_sliding")
 
     write(marked(files, "installed", "0.1.0"), site)
@@ -273,20 +271,6 @@ def test_a_clone_of_the_metrics_name_is_loaded_by_its_folder(python, files, tmp_
     source = f"{REPORT}\nprint(json.dumps(load('perplexity_sliding')))"
     loaded = python.run(source, tmp_path, [tmp_path]).json
     assert loaded["package"] == str(clone / "perplexity_sliding")
-
-
-def test_the_module_that_evaluate_imports_finds_the_package(python, files, tmp_path):
-    """As evaluate's own tests import it, without `load`."""
-    clone = write(marked(files, "clone", "7.7.7"), tmp_path / "clone")  # unlike other copies
-    source = f"""
-import importlib, json
-from evaluate.loading import evaluation_module_factory
-path = evaluation_module_factory({str(clone / FACE)!r}).module_path
-module = importlib.import_module(path)
-import perplexity_sliding.errors
-print(json.dumps([module.PerplexitySliding.__name__, perplexity_sliding.errors.MARK]))
-"""
-    assert python.run(source, tmp_path).json == ["PerplexitySliding", "clone"]
 
 
 def test_another_module_of_its_name_is_refused(python, files, tmp_path):
