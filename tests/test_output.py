@@ -77,12 +77,6 @@ def test_parquet_holds_columns_on_which_tables_disagree(call):
     assert (first["x"], second["x"], first["y"], second["y"]) == ("1", "one", [1], None)
 
 
-def test_a_label_names_a_single_model_too(call):
-    [row] = read_csv(call("a.txt", "--label=mine", "--format=csv").out)
-    assert (row["name"], row["label"]) == ("a.txt", "mine")
-    assert call("a.txt", "--label=mine", "--json").json["corpus"]["name"] == "mine"
-
-
 @pytest.fixture(scope="module")
 def byte_model(tmp_path_factory) -> str:
     """A folder with a tiny model whose tokens are bytes, several of them for a character."""
@@ -124,17 +118,6 @@ def test_every_number_of_a_result_is_a_column_by_itself():
     assert list(rows.rows_of_parts(ReadText("a", "He left"), parts, "token")) == [
         {"name": "a", "number": 0, "token": "He", "first": 0, "last": 2}
         | {"nll_nats": None, "nll_bits": None, "entropy_nats": 1.5, "piece": "He"}
-    ]
-
-
-@pytest.mark.parametrize("delimiter", [",", "\t"])
-def test_cells_with_ends_of_lines_are_one_cell(delimiter):
-    given = [{"a": "x\r", "b": 'say "w"'}, {"a": "\n", "b": None}, {"a": ["ü", 1], "b": 2}]
-    written = "".join(rows.to_csv(lambda: iter(given), delimiter))
-    assert read_csv(written, delimiter) == [
-        {"a": "x\r", "b": 'say "w"'},
-        {"a": "\n", "b": ""},
-        {"a": '["ü", 1]', "b": "2"},
     ]
 
 
@@ -303,18 +286,6 @@ def test_a_comparison_is_cited_with_its_reference(call, other):
     assert f"Compared with {other}: {result['comparison']['summary'][:40]}" in cited
     assert f"\nReference:  {other} (a folder), revision " in cited
     assert result["comparison"]["reference_signature"] in cited
-
-
-def test_several_protocols_are_cited_with_their_paired_change(call):
-    argv = ("a.txt", "--stride=2,16")
-    _, row = call(*argv, "--json").json["measurements"]
-    cited = call(*argv, "--cite").out
-    ratio = row["ratio_to_first"]
-    change = "{:+.2f} % ({:+.2f} to {:+.2f})".format(
-        *(100 * (value - 1) for value in (ratio["ratio"], *ratio["interval"]))
-    ).replace("-", "−")
-    assert f"Paired change against 2: {change}, p = {ratio['pvalue']:.4f}." in cited
-    assert cited.count("Paired change") == 1
 
 
 @pytest.mark.parametrize("more", [[], ["--protocol=sliding,lm-eval", "--columns=text"]])

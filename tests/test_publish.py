@@ -189,18 +189,6 @@ def test_other_code_is_not_published_under_a_version_that_is_there(
     assert hub.calls[-1][2]["tag"] == "release-1.2.4"
 
 
-def test_a_broken_off_publication_is_completed(published, hub):
-    hub.tags.clear()
-    assert publish.main(["user/name"], published) == 0
-    assert hub.calls[-1][2]["tag"] == "release-1.2.3"
-
-
-def test_what_the_hub_keeps_in_lfs_all_the_same_is_told(project, capsys, hub):
-    hub.pointers = {WEIGHTS}
-    assert publish.main(["user/name"], project) == 0
-    assert f"a clone needs git-lfs: the Hub keeps {WEIGHTS} there" in capsys.readouterr().err
-
-
 REFUSED = {
     "two versions": ("perplexity_sliding.py", '_VERSION = "1.2.4"\n', "1.2.4 and 1.2.3"),
     "no header": ("README.md", "no header", "must begin with a YAML header"),

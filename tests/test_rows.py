@@ -100,12 +100,6 @@ def test_words_come_from_a_column(call, metric, tmp_path, of_bytes, words):
     assert "whole sentences count as words" in warning and "--words-column" in warning
 
 
-def test_regions_of_several_words_are_one_word_each(call, tmp_path):
-    path = write(tmp_path, [{"text": "w3 w4 w5 w6", "parts": "w3 w4|w5|w6"}])
-    rows = rows_of(call(path, "--words-column=parts", "--format=csv"))
-    assert [row["word"] for row in rows] == ["w3 w4", "w5", "w6"]
-
-
 BAD_WORDS = {
     "other words": ("猫 跑了", "got '跑了'"),
     "a word too few": ("猫", "got their end: at character 1 stands '睡了'"),
@@ -205,12 +199,6 @@ def test_items_whose_rows_are_apart_are_refused(call, tmp_path):
     assert outcome.code == 2 and "'a': sort the table by item" in outcome.err
 
 
-def test_sentences_that_share_an_id_stay_texts_of_their_own(call, tmp_path):
-    rows = [{"item": "a", "text": "w3 w4"}, {"item": "a", "text": "w5 w6"}]
-    outcome = call(write(tmp_path, rows), "--id-column=item", "--words", "--format=csv")
-    assert [row["number"] for row in rows_of(outcome)] == ["0", "1", "0", "1"]
-
-
 # ---- chats
 
 CHATS = [CHAT, CHAT[:2], [{"role": "system", "content": "w40"}, *CHAT[2:]]]
@@ -281,8 +269,3 @@ def test_tokens_are_those_of_the_text_as_written(call, chats, chatty):
     assert of_second == ["w7", "w8", "w9", "<eos>"]
     words = call(*chats, "--words", "--format=csv", model=chatty).out.splitlines()[1:]
     assert [row.split(",")[3] for row in words if row.startswith("c1,")] == ["w7", "w8", "w9"]
-
-
-def test_chats_are_no_tokenised_prose(call, chats, chatty):
-    ran = call(*chats, "--detokenize=wikitext", model=chatty)
-    assert ran.code == 2 and "--detokenize must be left out with chats" in ran.err

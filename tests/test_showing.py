@@ -179,16 +179,6 @@ def test_a_text_of_several_has_its_own_numbers_under_it(call, metric, tiny, othe
         assert word == ("higher" if change > 0 else "lower")
 
 
-def test_intervals_over_texts_are_called_so(call, other_models):
-    """They were said to be within this text."""
-    for number in range(12):
-        Path(f"{number}.txt").write_text(random_text(40, number), "utf-8")
-    names = [f"{number}.txt" for number in range(12)]
-    call(*names, f"--reference={other_models['tokens']}", "--html=r.html")
-    page = Path("r.html").read_text("utf-8").partition("<main")[2]
-    assert "Intervals are over texts, from 12 texts." in page and "within this text" not in page
-
-
 def test_a_report_of_much_text_shows_its_beginning_and_asks_for_no_more(call, monkeypatch):
     rows = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS * 20)
     Path("t.jsonl").write_text(rows, "utf-8")
@@ -328,14 +318,6 @@ def test_without_colours_there_are_marks(monkeypatch, terminal, environment):
     assert "\x1b[38" not in shown and "48;" not in shown
     assert "expected word, [[surprise]]!\n[fury]" in ANSI.sub("", shown)
     assert "[10 to 15 bits of surprise], [[15 bits or more]]" in ANSI.sub("", shown)
-
-
-@pytest.mark.parametrize("columns", ["20", "35", "200"])
-def test_a_narrow_terminal_wraps_and_loses_nothing(monkeypatch, columns):
-    text = "expected word, surprise!\nfury and more of it than one line takes"
-    shown = ANSI.sub("", printed(monkeypatch, [made_up(text)], terminal=True, COLUMNS=columns))
-    assert all(len(line) <= int(columns) for line in shown.splitlines())
-    assert "".join(text.split()) in "".join(shown.split())
 
 
 def test_the_words_that_surprised_most_are_the_metrics(call, tiny):

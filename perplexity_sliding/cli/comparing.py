@@ -124,7 +124,6 @@ def have_other_tokenizers(results: Sequence[dict]) -> bool:
 
 
 def setting_of(row: dict, name: str) -> str:
-    """Return a field of the signature, without what stands in parentheses."""
     return signature_fields(row)[name].partition("(")[0]
 
 
@@ -148,7 +147,6 @@ def percent(share: float) -> str:
 
 
 def tabulate_texts(rows: Sequence[dict], corpus: dict) -> Table:
-    """Tabulate files and the corpus."""
     rows, several = list(rows), corpus["num_texts"] > 1
     if several or sum("error" not in row for row in rows) != 1:
         rows.append(corpus | {"name": "all together"})
@@ -271,12 +269,9 @@ def tabulate_measurements(
 
 
 def with_measurement(what: Table, rows: Sequence[dict], axes: Sequence[str]) -> Table:
-    """Add what all rows share, of model, window, stride, protocol and start token, to the notes.
-
-    The signature is added too; several become comments.
+    """Add what all rows share to the notes, and the signature; several become comments.
 
     Args:
-        rows: results, or an `error`.
         axes: settings in which they differ, which are already in the table.
     """
     results = [row for row in rows if "error" not in row]
@@ -306,12 +301,7 @@ def with_measurement(what: Table, rows: Sequence[dict], axes: Sequence[str]) -> 
 
 
 def tabulate_models(rows: Sequence[dict], reference: str) -> Table:
-    """Tabulate models beside their reference, in bits per byte if it has another tokenizer.
-
-    Args:
-        rows: results with a `name`, or an `error`.
-        reference: the display name of the reference.
-    """
+    """Tabulate models beside their reference, in bits per byte if it has another tokenizer."""
     results = [row for row in rows if "error" not in row]
     comparisons = [row["comparison"] for row in results]
     by_tokens = all(comparison["compared"] == "tokens" for comparison in comparisons)
@@ -377,7 +367,6 @@ def report_comparison(report: dict, reference: str, texts: Sequence[str]) -> lis
     """Return the report on one model: first whether it is worse, then what changes.
 
     Args:
-        report: the metric's result with a `name`, with `comparison`.
         texts: the scored texts, to show tokens in context; tokens of joined texts are shown alone.
     """
     comparison = report["comparison"]

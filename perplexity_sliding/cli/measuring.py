@@ -49,9 +49,9 @@ class Report:
         scored: the texts of a comparison.
         shown: the first texts, for --show and --html.
         joined: whether several texts were scored as one.
-        num_refused: number of texts, or of given settings, that could not be scored.
+        num_refused: texts, or given settings, that could not be scored.
         kept: output of --part.
-        options: options of the run whose parts were merged.
+        options: those of the run whose parts were merged.
     """
 
     texts: Spool = field(default_factory=Spool)
@@ -70,7 +70,6 @@ class Report:
 
     @property
     def results(self) -> list[dict]:
-        """The results over all texts, without refused measurements."""
         corpus = [] if self.corpus is None else [self.corpus]
         return corpus + [result for result in self.measurements if "error" not in result]
 
@@ -91,7 +90,6 @@ def load_metric(args: argparse.Namespace) -> Callable[..., dict]:
 
 
 def metric_arguments(args: argparse.Namespace) -> dict:
-    """Return the metric's arguments from the options that were given."""
     given = {name: getattr(args, name) for name in METRIC_ARGUMENTS}
     given["detokenizer"] = args.detokenize
     if args.tokenizer is not None:
@@ -122,11 +120,7 @@ def measure(
     args: argparse.Namespace,
     progress: Progress,
 ) -> Report:
-    """Score the texts with the options of the command line.
-
-    Args:
-        corpora: all texts; with --columns text, those of each FILE.
-    """
+    """Score all texts; with --columns text, those of each FILE."""
     started = time.monotonic()
     scoring = Scoring(compute, args, progress)
     is_comparison = args.compares or args.reference or args.models[1:] or args.takes_each_file
@@ -141,7 +135,6 @@ def measure(
 
 
 def merge(args: argparse.Namespace) -> Report:
-    """Merge the parts of a run into the report of a single run."""
     first, totals, rows, num_bytes = read_parts(args.files)
     if args.carries_columns and len(totals.units) > sum("error" not in row for row in rows):
         raise ValueError(
@@ -163,12 +156,6 @@ def merge(args: argparse.Namespace) -> Report:
 
 
 class Scoring:
-    """One run of the command line.
-
-    Attributes:
-        room: characters left to show.
-    """
-
     def __init__(
         self, compute: Callable[..., dict], args: argparse.Namespace, progress: Progress
     ) -> None:
@@ -180,13 +167,13 @@ class Scoring:
         self.joins = not all(map(self.scores_each_text, self.protocols))
         self.report = Report()
         self.num_forward_tokens = 0
-        self.room = SHOWN if args.show or args.html else 0
+        self.room = SHOWN if args.show or args.html else 0  # characters left to show
 
     def scores_each_text(self, protocol: Protocol) -> bool:
         return protocol.scores_each_text and self.args.separator is None
 
     def is_empty(self, text: Text) -> bool:
-        """Return whether a text has nothing to score; as WikiText, a row without words neither."""
+        # as WikiText, a row without words has nothing to score either
         words = text.text.strip() if self.args.detokenize else text.text
         return not words and text.error is None
 
@@ -493,7 +480,7 @@ def described(text: Text) -> dict:
 
 
 def per_original_byte(result: dict, num_bytes: int, num_original: int) -> dict:
-    """Return the bits per byte of the texts before detokenization, and their interval."""
+    """Return the bits per byte of the texts before detokenization."""
     if not num_original:
         return {}
     scale, bounds = num_bytes / num_original, result.get("bits_per_byte_interval")

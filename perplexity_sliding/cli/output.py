@@ -36,11 +36,7 @@ MARKED = "[10 to 15 bits of surprise], [[15 bits or more]]"
 
 
 def write(report: Report, args: argparse.Namespace) -> str | None:
-    """Write the report to --output; return a message about it.
-
-    Raises:
-        OSError: it cannot be written; an existing file is unchanged.
-    """
+    """Write the report to --output; return a message about it."""
     if report.kept is not None:
         write_pieces(report.kept, args.output)
         return None
@@ -62,7 +58,6 @@ def write_pieces(pieces: Iterable[str], path: str) -> None:
 
 
 def printed(report: Report, args: argparse.Namespace) -> Iterator[str]:
-    """Return the report for standard output, with colours and escaped controls on a terminal."""
     if not sys.stdout.isatty():
         return render(report, args)
     if args.format != "text" or args.cite:
@@ -71,11 +66,10 @@ def printed(report: Report, args: argparse.Namespace) -> Iterator[str]:
 
 
 def render(report: Report, args: argparse.Namespace) -> Iterator[str]:
-    """Return the report in the requested format, piece by piece, without colours."""
     if args.cite:
         return map(harmless, [citing.cite(report.results, args) + "\n"])
     if args.format == "json":
-        return chain(rows.json_pieces(as_json(report, args)), "\n")
+        return iter([rows.to_json(as_json(report, args)), "\n"])
     if args.format == "jsonl":
         return (f"{rows.to_json(row)}\n" for row in tidy_rows(report, args)())
     if args.format in ("csv", "tsv"):
@@ -114,15 +108,12 @@ def as_json(report: Report, args: argparse.Namespace) -> dict:
     else:
         parts["corpus"] = dict(report.corpus)
         if args.unit:
-            parts["corpus"][f"{args.unit}_scores"] = scores = rows.Spool()
-            for _, columns in report.parts:
-                scores.append(columns)
+            parts["corpus"][f"{args.unit}_scores"] = [columns for _, columns in report.parts]
     options = report.options or stored_options(args)
     return parts | {"num_empty_texts": report.num_empty} | report.cost | {"options": options}
 
 
 def tidy_rows(report: Report, args: argparse.Namespace) -> rows.Rows:
-    """Return a generator of one row per measurement, token or text, or of joined texts."""
     if args.unit:
         return lambda: chain.from_iterable(
             rows.rows_of_parts(text, columns, args.unit) for text, columns in report.parts
@@ -139,7 +130,6 @@ def tidy_rows(report: Report, args: argparse.Namespace) -> rows.Rows:
 
 
 def colours() -> Callable[[str, str], str]:
-    """Return a function that colours a text by its role, with the terminal's capabilities."""
     from rich.console import Console
     from rich.text import Text
 
@@ -159,11 +149,6 @@ def as_text(
     args: argparse.Namespace,
     paint: Callable[[str, str], str] = lambda _, text: text,
 ) -> Iterator[str]:
-    """Yield tables, notes and the signatures.
-
-    Args:
-        paint: colours a text by its role.
-    """
 
     def write(what: tables.Table | str, title: str = "") -> str:
         body = paint("", what) if isinstance(what, str) else tables.lay_out(what, paint=paint)
@@ -184,11 +169,7 @@ def as_text(
 def all_tables(
     report: Report, args: argparse.Namespace, write: Callable[..., str]
 ) -> Iterator[str]:
-    """Yield the tables: tokens or words of each text, texts or measurements, the curve of contexts.
-
-    Args:
-        write: formats a table and its title, if any.
-    """
+    """Yield the tables, formatted by `write` with their titles, if any."""
     for text, columns in report.parts if args.unit else ():
         if of_text := list(rows.rows_of_parts(text, columns, args.unit)):
             yield write(comparing.tabulate_parts(of_text, args.unit), tables.printable(text.name))
@@ -290,11 +271,7 @@ def coloured_lines(reading: Reading, in_colour: bool) -> Iterator:
 
 
 def write_html(report: Report, args: argparse.Namespace) -> str:
-    """Write the report atomically; return a message about it.
-
-    Raises:
-        OSError: writing fails; an existing file is unchanged.
-    """
+    """Write the page with the coloured texts to --html; return a message about it."""
     from ..views import report as views_report
     from ..views.comparison import pair_of
 

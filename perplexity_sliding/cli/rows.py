@@ -155,7 +155,6 @@ def to_json(value) -> str:
 
 
 def finite(value):
-    """Replace infinite and undefined numbers by None."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
@@ -163,24 +162,6 @@ def finite(value):
     if isinstance(value, list | tuple):
         return [finite(item) for item in value]
     return value
-
-
-def json_pieces(value: object) -> Iterator[str]:
-    """Yield JSON piece by piece, one row at a time if rows may exceed memory."""
-    if isinstance(value, dict):
-        items = ((f"{to_json(str(key))}: ", item) for key, item in value.items())
-    elif isinstance(value, Spool):
-        items = (("", item) for item in value)
-    else:
-        yield to_json(value)
-        return
-    begin, end = "{}" if isinstance(value, dict) else "[]"
-    between = begin
-    for key, item in items:
-        yield between + key
-        yield from json_pieces(item)
-        between = ", "
-    yield end if between != begin else begin + end
 
 
 def to_csv(made: Rows, delimiter: str = ",") -> Iterator[str]:

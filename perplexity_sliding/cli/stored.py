@@ -60,10 +60,7 @@ def results_of(written: dict) -> list[dict]:
 
 
 def take_options(stored: dict, args: argparse.Namespace, names: Sequence[str]) -> None:
-    """Set options that are not on the command line to those of the stored result.
-
-    A result that was stored from Python has none: all its settings are on the command line.
-    """
+    """Set options that are not on the command line to those of the stored result, if it has any."""
     options = stored.get("options") or {}
     for name in names:
         if name in options and getattr(args, name) in (None, False):
@@ -187,7 +184,7 @@ class Part:
 
 
 def read_parts(paths: Sequence[str]) -> tuple[dict, object, list[dict], list[int]]:
-    """Read all parts of a run, and add them up in the order of the corpus.
+    """Add up all parts of a run, in the order of the corpus.
 
     Returns:
         the first part, the totals, the rows of files and refused texts, and the bytes of prose and of

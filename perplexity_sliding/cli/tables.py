@@ -41,7 +41,6 @@ class Column:
     legend: str = ""
 
     def cell(self, row: dict) -> str:
-        """Format the value of a row; empty if the row has none."""
         if isinstance(self.value, str):
             return format_value(row.get(self.value, ""), self.digits)
         return "" if "error" in row else format_value(self.value(row), self.digits)
@@ -111,11 +110,7 @@ def printable(name: str) -> str:
 def lay_out(
     what: Table, width: int | None = None, paint: Callable[[str, str], str] = lambda _, text: text
 ) -> str:
-    """Format a table for a number of columns, by default the terminal's, or 80.
-
-    Args:
-        paint: colours a piece of the table by its role: "title", "number" or none.
-    """
+    """Format a table for a width; `paint` colours pieces by their role: "title", "number" or none."""
     width = width or terminal_width()
     cells = [[column.title for column in what.columns], *what.lines]
     sizes = [max(map(columns_of, column)) for column in zip(*cells)]
