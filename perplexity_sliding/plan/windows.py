@@ -116,7 +116,7 @@ def plan_windows(
         spans = (
             _spans(num_tokens + 1, width, stride, protocol.last)
             if protocol.first_window == "full"
-            else _growing_spans(num_tokens + 1, width, stride)
+            else growing_spans(num_tokens + 1, width, stride)
         )
         # of [start token] + text
         return (
@@ -154,7 +154,7 @@ def _spans(
             return
 
 
-def _growing_spans(length: int, width: int, stride: int) -> Iterator[tuple[int, int, int]]:
+def growing_spans(length: int, width: int, stride: int) -> Iterator[tuple[int, int, int]]:
     """Yield as `_spans`, with `stride` targets per window, after all context that fits."""
     for first in range(1, length, stride):
         yield max(0, first + stride - width), first, min(first + stride, length)

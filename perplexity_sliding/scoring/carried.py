@@ -38,7 +38,7 @@ from ..models.module import (
     text_config,
 )
 from ..plan.measurement import Columns, Measurement
-from ..plan.windows import Pass, Place, Plan, Window
+from ..plan.windows import Pass, Place, Plan, Window, growing_spans
 from .distributed import Processes
 from .measures import Block, Measure
 from .passes import CPU_BATCH_TOKENS, Row, Scored, count_rows, to_device
@@ -240,7 +240,6 @@ def score_carried(
 
     Args:
         model: prepared model.
-        reader: carries the model's state.
     """
     memory = measurement.plan.max_length - measurement.plan.stride
     plan = replace(
@@ -269,20 +268,16 @@ def plan_segments(num_tokens: int, plan: Plan, memory: int | None) -> Iterator[W
         windows that begin at the first token that they see.
     """
     start = plan.start != "none"
-    last_row = num_tokens - 1 + start  # rows count the start token, and the last predicts nothing
-    for first in range(0, last_row, plan.stride):
-        end = min(first + plan.stride, last_row)
-        seen = 0 if memory is None else max(0, first - memory)
-        sees_start = bool(start and seen == 0)
-        yield Window(max(0, seen - start), first + 1 - start, end + 1 - start, sees_start)
+    width = plan.stride + 1 + (num_tokens if memory is None else memory)
+    for begin, first, end in growing_spans(num_tokens + start, width, plan.stride):
+        sees_start = start and begin == 0
+        yield Window(max(0, begin - start), first - start, end - start, sees_start)
 
 
 class CarryingScorer:
     """Scores texts segment by segment, in batches of texts.
 
     Args:
-        model: checked model, in use while this scores.
-        reader: carries the model's state.
         memory: number of tokens whose keys are kept between segments.
         batch_size: texts per batch.
         texts: the numbers of the segments of each text.
