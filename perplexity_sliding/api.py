@@ -122,7 +122,7 @@ def compute_with(opened: OpenModels, arguments: dict) -> dict:
     with processes.failing_together():
         request = check(processes, arguments)
         with open_session(request, processes) as session:
-            with open_models(opened, request, session) as models:
+            with open_models(opened, request) as models:
                 plan = make_plan(request, models)
                 reports, cost = score(session, plan, models)
             return report(plan, reports, cost)
@@ -240,9 +240,7 @@ def open_session(request: Request, processes: Processes) -> Iterator[Session]:
 
 
 @contextmanager
-def open_models(
-    opened: OpenModels, request: Request, session: Session
-) -> Iterator[list[ScoredModel]]:
+def open_models(opened: OpenModels, request: Request) -> Iterator[list[ScoredModel]]:
     """Open the model of a request, and its reference if any, and use them within the context."""
     models, source = [opened.open(request.source)], request.reference
     if source is None or source.model_id is None:
@@ -254,12 +252,11 @@ def open_models(
             source = replace(source, tokenizer=models[0].tokenizer)
         models.append(opened.open(source))
     with in_use_together(models):
-        with session.checking():
-            for model in models:
-                model.check()
-                model.probe = None
-                if request.given["identify"] or request.given["checkpoint"] is not None:
-                    model.identify()
+        for model in models:
+            model.check()
+            model.probe = None
+            if request.given["identify"] or request.given["checkpoint"] is not None:
+                model.identify()
         yield models
 
 

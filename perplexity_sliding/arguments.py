@@ -274,10 +274,10 @@ ARGUMENTS = {
     "callback": Argument(
         "callable",
         "called after every batch, in the place of a progress bar, with an object that has the "
-        "attributes `done` and `total` (tokens read by the model) and `perplexity` (so far). An "
-        "exception that it raises ends the run; added texts are kept. A method `status` is called with "
-        "the name of each step before the first batch, a method `resumed` with the numbers of tokens "
-        "that a checkpoint has and of all.",
+        "attributes `done` and `total` (tokens read by the model) and `perplexity` (so far, of the "
+        "first measurement). An "
+        "exception that it raises ends the run; added texts are kept. A method `resumed` is called "
+        "with the numbers of tokens that a checkpoint has and of all.",
         kind=Being("be callable", callable),
     ),
     "checkpoint": Argument(

@@ -123,22 +123,6 @@ def test_two_threads_in_one_metric(metric, gpt2, tokenizer):
         assert second.result(60)["num_tokens"] == 2
 
 
-def test_the_callback_hears_that_the_model_is_looked_at(compute, metric):
-    """If it has a method for what goes on before there are numbers."""
-
-    heard = []
-
-    class Callback:
-        def status(self, message):
-            heard.append(message)
-
-        def __call__(self, progress):
-            heard.append(progress.done)
-
-    compute(callback=Callback())
-    assert heard[0] == "Checking the model" and heard[-1] > 0
-
-
 # ---- names of models
 
 

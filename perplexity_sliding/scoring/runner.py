@@ -36,8 +36,6 @@ from .distributed import Processes
 from .measures import Measure
 from .passes import PassError, Row, Scored, Scorer, ServedScorer
 
-_NO_BAR = tqdm(disable=True)
-
 # A shared context must save at least this many tokens to be worth the test.
 LEAST_SAVING = 256
 
@@ -69,7 +67,7 @@ class Work:
         lengths: tokens that each pass reads.
         shared: passes with a common prefix, which is read once.
         costs: tokens that each pass reads; shared tokens count for the first pass.
-        shown: for each pass, the slices of scores that are reported to the callback.
+        shown: for each pass, the slices of scores of the first measurement, which progress reports.
     """
 
     def __init__(self, measurements: Sequence[Measurement], prefixes_agree: bool = True) -> None:
@@ -81,10 +79,10 @@ class Work:
         self.lengths = self.costs = [pass_.num_inputs for pass_ in self.passes]
         self.shared: list[SharedPrefix] = []
         self.shown: list[list[slice]] = [[] for _ in self.passes]
-        for of_windows, _ in self._placed():
-            for window, place in chain.from_iterable(of_windows):
-                part = slice(place.offset, place.offset + window.num_targets)
-                self.shown[place.number].append(part)
+        of_windows, _ = next(self._placed())
+        for window, place in chain.from_iterable(of_windows):
+            part = slice(place.offset, place.offset + window.num_targets)
+            self.shown[place.number].append(part)
 
     def _number_streams(self) -> list[list[int]]:
         numbers: dict[str, int] = {}
@@ -235,7 +233,7 @@ class Progress:
 
     Attributes:
         done, total: tokens read so far and in total, in this process.
-        perplexity: of the tokens scored so far, longest windows first; NaN before the first.
+        perplexity: of the tokens scored so far in the first measurement; NaN before its first.
     """
 
     done: int
@@ -258,23 +256,6 @@ class Session:
     checkpoint: Checkpoint | None
     processes: Processes
     callback: Callable[[Progress], None] | None
-
-    @contextmanager
-    def checking(self) -> Iterator[None]:
-        """Show that the model is being checked, within the context."""
-        message = "Checking the model"
-        if status := getattr(self.callback, "status", None):
-            status(message)
-        with self._bar(desc=message, bar_format="{desc} …", leave=False):
-            yield
-
-    def _bar(self, **settings: object) -> tqdm:
-        evaluate = sys.modules.get("evaluate")  # who has not imported it has not disabled its bars
-        off = evaluate is not None and not evaluate.logging.is_progress_bar_enabled()
-        reported = bool(self.processes.rank) or self.callback is not None
-        if reported or off or not (sys.stderr and sys.stderr.isatty()):
-            return _NO_BAR
-        return tqdm(**settings)
 
     def score(
         self,
@@ -359,7 +340,11 @@ class Session:
         count(finished)
         if done and (resumed := getattr(self.callback, "resumed", None)):
             resumed(done, total)
-        with self._bar(total=total, initial=done, unit="token", desc="Scoring") as bar:
+        evaluate = sys.modules.get("evaluate")  # who has not imported it has not disabled its bars
+        off = evaluate is not None and not evaluate.logging.is_progress_bar_enabled()
+        off = off or bool(self.processes.rank) or self.callback is not None or not sys.stderr
+        settings = {"total": total, "initial": done, "unit": "token", "desc": "Scoring"}
+        with tqdm(**settings, disable=off or None) as bar:  # None: off without a terminal
             for numbers, batch in score_passes(scorer, work, share, set(finished)):
                 check_scores(work, numbers, batch)
                 scores.update(zip(numbers, batch))
