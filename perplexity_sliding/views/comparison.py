@@ -34,8 +34,6 @@ class Pair:
         scores: units that both scored: tokens, or pieces between common token boundaries.
         longer_windows: the models that accept longer windows, each with its limit.
         remark: how the request was changed, or None.
-        own: what one of several texts costs by itself under the reference and under the model:
-            perplexities, or bits per byte; None where unknown.
     """
 
     reading: Reading
@@ -43,7 +41,6 @@ class Pair:
     scores: dict
     longer_windows: Sequence[tuple[str, int]] = ()
     remark: str | None = None
-    own: tuple[float, float] | None = None
 
     @property
     def comparison(self) -> dict:
@@ -71,18 +68,9 @@ def pair_of(reading: Reading, place: int, names: tuple[str, str]) -> Pair:
         for name, length in zip(names, own_windows)
         if length is not None and length > result["max_length"]
     ]
-    own = None
-    if comparison["compared"] == "tokens":
-        scores, of_texts = reading.tokens, comparison["reference_perplexities"]
-        if reading.perplexity is not None and place < len(of_texts):
-            own = of_texts[place], reading.perplexity
-    else:
-        scores, text = result["piece_scores"][place], reading.whole
-        spans = scores["offsets"]
-        if spans and spans[-1][1] <= len(text):  # else only its beginning is shown
-            bits = sum(len(text[first:end].encode()) for first, end in spans) * math.log(2)
-            own = sum(scores["reference_nll"]) / bits, sum(scores["nll"]) / bits
-    return Pair(reading, names, scores, longer_windows=longer, own=own)
+    by_tokens = comparison["compared"] == "tokens"
+    scores = reading.tokens if by_tokens else result["piece_scores"][place]
+    return Pair(reading, names, scores, longer)
 
 
 class Change(NamedTuple):
@@ -121,7 +109,7 @@ def comparison_of_all(pair: Pair) -> str:
 
 
 def comparison_view(pair: Pair) -> str:
-    """Show the verdict, the text coloured by change, and the numbers; of one of several texts its own."""
+    """Show the verdict, the text coloured by change, and the numbers; of one of several texts that alone."""
     segments, text = text_segments(pair.reading)
     if not pair.by_tokens:
         segments, text = cut(pair.reading.whole, pair.scores["offsets"]), pair.reading.whole
@@ -134,9 +122,8 @@ def comparison_view(pair: Pair) -> str:
         for change, piece in zip(changes, pieces)
     ]
     data = {"models": pair.names, "pieces": [change and change.columns for change in changes]}
-    head, table = _own_numbers(pair), ""
-    if not pair.is_one_of_several:
-        head, table = _verdict(pair), _table(pair)
+    is_alone = not pair.is_one_of_several
+    head, table = (_verdict(pair), _table(pair)) if is_alone else ("", "")
     return (
         f'<div class="ps-view" data-view="compare" data-payload={payload(data)}>{head}'
         f"{_legend(pair.names[0])}{text_pair(pieces, colours, 'piece', 'what either model made of it')}"
@@ -170,22 +157,6 @@ def change_colour(change: Change | None) -> str:
         return "out"
     step = bisect.bisect_right(CHANGE_EDGES, abs(change.change))
     return f"{'v' if change.change > 0 else 'w'}{step}" if step else ""
-
-
-def _own_numbers(pair: Pair) -> str:
-    if pair.own is None:
-        return ""
-    before, after = pair.own
-    model, reference = map(escape, pair.names)
-    what = "perplexity" if pair.by_tokens else "bits per byte"
-    changed = ""
-    if math.isfinite(before) and math.isfinite(after) and before > 0:
-        share = 100 * (after / before - 1)
-        changed = f", {abs(share):.3g} % {'higher' if share >= 0 else 'lower'}"
-    return (
-        f'<p class="ps-own">This text: {what} {number(after)} with <b>{model}</b>, '
-        f"{number(before)} with <b>{reference}</b>{changed}.</p>"
-    )
 
 
 def _verdict(pair: Pair) -> str:

@@ -40,7 +40,7 @@ def escape(text: object) -> str:
 
 
 def payload(data: object) -> str:
-    """Write JSON as the value of a data-attribute, which the page's script reads back.
+    """Write JSON as the value of a data-attribute.
 
     In single quotes, because JSON is full of double ones: escaped, they were a third of a long text's.
     """
@@ -103,12 +103,7 @@ def in_bits(nll: float) -> float:
 
 
 class Segment(NamedTuple):
-    """A piece of text and its tokens.
-
-    Attributes:
-        start, end: characters of the text, text[start:end].
-        first, last: numbers of its first token and its last; None where no token covers it.
-    """
+    """A piece of text, text[start:end], and the numbers of its first and last token, if any covers it."""
 
     start: int
     end: int
