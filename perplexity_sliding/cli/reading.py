@@ -198,7 +198,11 @@ def read_files(files: list[str], args: argparse.Namespace) -> Iterator[Text]:
             if table_format(file):
                 yield from read_rows(open_table(file, args.encoding), args, share, file)
             else:
-                text = read_text(file, args.encoding)
+                with opened_text(file, args.encoding) as opened:
+                    text = opened.read()
+                if "\0" in text:
+                    advice = "If it is a text, pass its --encoding, such as utf-16-le."
+                    raise ValueError(f"{spoken(file)} contains NUL characters. {advice}")
                 if is_csv(text):
                     say(
                         f"warning: {spoken(file)} looks like CSV, but is read as prose: name it .csv."
@@ -238,15 +242,6 @@ def opened_text(name: str, encoding: str | None) -> Iterator[io.TextIOWrapper]:
             raise ValueError(
                 f"{spoken(name)} is not {encoding or 'UTF-8'} text: {reason}"
             ) from None
-
-
-def read_text(name: str, encoding: str | None) -> str:
-    with opened_text(name, encoding) as file:
-        text = file.read()
-    if "\0" in text:
-        advice = "If it is a text, pass its --encoding, such as utf-16-le."
-        raise ValueError(f"{spoken(name)} contains NUL characters, like a binary file. {advice}")
-    return text
 
 
 def is_csv(text: str) -> bool:
