@@ -106,13 +106,11 @@ class LogprobsAPI:
     Attributes:
         name: its name in messages and the signature.
         path: path of requests.
-        gives_ranks: whether it returns the rank of a token.
         forces: whether it can score a token after the last one read.
     """
 
     name: str
     path = "/v1/completions"
-    gives_ranks = False
     forces = False
 
     def body(self, served_name: str, prompts: Sequence[Prompt], num_likeliest: int) -> dict:
@@ -156,7 +154,7 @@ class LogprobsAPI:
 class VLLM(LogprobsAPI):
     """vLLM's `prompt_logprobs`, with ids and ranks; `allowed_token_ids` scores the last token."""
 
-    name, gives_ranks, forces = "vLLM", True, True
+    name, forces = "vLLM", True
 
     def body(self, served_name: str, prompts: Sequence[Prompt], num_likeliest: int) -> dict:
         body = super().body(served_name, prompts, num_likeliest)

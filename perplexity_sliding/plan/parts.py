@@ -68,8 +68,8 @@ class Parts:
 
     def fields(self) -> dict[str, str]:
         """Return the fields of the signature."""
-        kinds = {"given": self.contexts, "spans": self.spans, "messages": self.chats}
-        [kind] = [name for name, values in kinds.items() if values is not None]
+        kind = "given" if self.contexts is not None else "spans"
+        kind = "messages" if self.chats is not None else kind
         template = {"template": self.template} if self.template else {}
         return {"context": kind, **template, "boundary": self.boundary}
 
@@ -176,24 +176,24 @@ def read_spans(
 
 
 def find_part(text: str, offsets: np.ndarray, spans: Iterable[Range]) -> ScoredPart:
-    """Find the tokens of spans of characters; spans that share a token become one range.
-
-    Args:
-        offsets: characters of each token (N, 2).
-    """
+    """Find the tokens of spans of characters, given offsets (N, 2); spans that share one are united."""
     targets: list[Range] = []
     tails: list[str] = []
     spans = tuple(spans)
-    for first, end in spans:
-        # Offsets ascend; the bytes of one character have equal offsets.
-        begin = int(np.searchsorted(offsets[:, 1], first, side="right"))
-        stop = int(np.searchsorted(offsets[:, 0], end, side="left"))
+    for span in spans:
+        begin, stop = tokens_of_span(offsets, *span)
         if targets and begin < targets[-1][1]:
             targets[-1] = (targets[-1][0], stop)
         elif begin < stop:
             targets.append((begin, stop))
-            tails.append(text[int(offsets[begin, 0]) : first])
+            tails.append(text[int(offsets[begin, 0]) : span[0]])
     return ScoredPart(tuple(targets), spans, tuple(tails))
+
+
+def tokens_of_span(offsets: np.ndarray, first: int, end: int) -> Range:
+    """Find the tokens with a character of a span; those of one character's bytes have equal offsets."""
+    begin = np.searchsorted(offsets[:, 1], first, side="right")
+    return int(begin), int(np.searchsorted(offsets[:, 0], end, side="left"))
 
 
 def tokenize_apart(
@@ -417,11 +417,9 @@ def marked_spans(tokenizer: PreTrainedTokenizerBase, template: str, chat: Chat) 
 
 def without_ends(stream: TokenizedText, special: set[int]) -> TokenizedText:
     """Exclude the special tokens at the end of each turn from the scored characters."""
-    spans = []
-    part, offsets = stream.scored_part, stream.known_offsets
+    spans, part, offsets = [], stream.scored_part, stream.known_offsets
     for begin, stop in part.spans:
-        first = int(np.searchsorted(offsets[:, 1], begin, side="right"))
-        end = int(np.searchsorted(offsets[:, 0], stop, side="left"))
+        first, end = tokens_of_span(offsets, begin, stop)
         while end > first and int(stream.ids[end - 1]) in special:
             end -= 1
             stop = int(offsets[end, 0])
