@@ -338,7 +338,7 @@ MODELS = [
     model_row("no weights and no configuration", Parameterless, float(VOCABULARY), max_length=CONTEXT),
     model_row("more logits than tokens", lambda: make_uniform_model(vocab_size=VOCABULARY + 48), VOCABULARY + 48.0),
     model_row("failing in longer windows", lambda: FailsLater(make_model("gpt2").config), Refused(ValueError, "`model`.*shape mismatch in layer 3")),
-    model_row("ids beyond the embeddings", lambda: make_model("gpt2", vocab_size=50), Refused(ValueError, r"`tokenizer` must return token ids below 50.* got 79 in the texts at positions 1, 2\."), predictions=["w49 w48", "w5 w50", "w79"]),
+    model_row("ids beyond the embeddings", lambda: make_model("gpt2", vocab_size=50), Refused(ValueError, r"`tokenizer` must return token ids below 50.* got 79"), predictions=["w49 w48", "w5 w50", "w79"]),
     *[model_row(f"{name} in a window of its table", lambda name=name: make_model(name), Tokens([TEXT_IDS])) for name in ("opt", "gptj", "codegen")],
     *[model_row(f"{name} past its table", lambda name=name: make_model(name), Refused(ValueError, "`max_length` must be between 2 and 16, .* got 17"), max_length=17) for name in ("opt", "gptj", "codegen")],
     # RoBERTa's positions begin after its padding id: 18 entries are for 16 tokens.

@@ -264,7 +264,7 @@ def test_perplexity_per_original_word(metric):
         tokenizer=make_tokenizer(),
         detokenizer="wikitext",
     )
-    assert result["texts_as_read"] == ["w10-w11, w12\n", "w20\n"]
+    assert result["texts_as_read"] == [" w10-w11, w12\n", " w20\n"]
     expected = VOCABULARY ** (result["num_tokens"] / 6)
     assert result["adjusted_perplexity"] == pytest.approx(expected, rel=1e-6)
 
