@@ -368,14 +368,8 @@ def ids_with_space(spelling):
 @pytest.mark.parametrize("stride", [1, 5, CONTEXT])
 def test_words_of_a_text_longer_than_the_window(metric, speller, spelling, stride):
     """Each term from a forward pass of its own, with the context that its window gives it."""
-    result = metric.compute(
-        predictions=[TEXT],
-        model=speller,
-        tokenizer=spelling,
-        stride=stride,
-        words=True,
-        return_token_scores=["entropy"],
-    )
+    kwargs = {"model": speller, "tokenizer": spelling, "words": True, "stride": stride}
+    result = metric.compute(predictions=[TEXT], return_token_scores=["entropy"], **kwargs)
     [scores], [tokens] = result["word_scores"], result["token_scores"]
     ids = spelling(TEXT)["input_ids"]
     lengths = [*tokens["context_length"], None]
@@ -408,9 +402,7 @@ def test_words_of_a_text_longer_than_the_window(metric, speller, spelling, strid
 
 @pytest.mark.parametrize("num_tokens", [CONTEXT, CONTEXT + 3])
 @pytest.mark.parametrize("stride", [4, CONTEXT])
-def test_the_end_of_a_text_is_predicted_in_its_window(
-    metric, speller, spelling, num_tokens, stride
-):
+def test_the_end_of_a_text_sees_its_window(metric, speller, spelling, num_tokens, stride):
     """What follows the last token sees what a token there would see."""
     text = "a" + " a" * (num_tokens - 1)
     kwargs = {"model": speller, "tokenizer": spelling, "stride": stride}
@@ -418,10 +410,8 @@ def test_the_end_of_a_text_is_predicted_in_its_window(
     longer = metric.compute(predictions=[text + " b"], return_token_scores=True, **kwargs)
     [tokens] = longer["token_scores"]
     context = [BOS, *spelling(text)["input_ids"]][-tokens["context_length"][-1] :]
-    boundary = (
-        -reference.log_probs(speller, context)[-1][ids_with_space(spelling)].logsumexp(0).item()
-    )
-    assert scores["space_nll"][-1] == close(boundary)
+    [*_, row] = reference.log_probs(speller, context)
+    assert scores["space_nll"][-1] == close(-row[ids_with_space(spelling)].logsumexp(0).item())
 
 
 def test_words_change_no_other_number(metric, speller, spelling):
@@ -547,21 +537,16 @@ def test_words_after_a_context(metric, speller, spelling):
 )
 def test_white_space_that_is_context_belongs_to_no_word(metric, texts, arguments):
     """It is not scored: with it, the word would have no surprisal."""
-    result = metric.compute(
-        predictions=texts,
-        model=make_model("gpt2", vocab_size=259),
-        tokenizer=make_byte_tokenizer(),
-        words=True,
-        return_token_scores=True,
-        **arguments,
-    )
+    of_bytes = {"model": make_model("gpt2", vocab_size=259), "tokenizer": make_byte_tokenizer()}
+    asked = {"words": True, "return_token_scores": True} | of_bytes | arguments
+    result = metric.compute(predictions=texts, **asked)
     [words], [tokens] = result["word_scores"], result["token_scores"]
     assert words["words"][-2:] == ["The", "lamp"]
     first = [end for _, end in tokens["offsets"]].index(words["offsets"][-2][0] + 1)
     assert words["num_tokens"][-2:] == [3, 5]
     assert words["context_length"][-2] == tokens["context_length"][first] > 5
-    assert words["nll"][-2] == close(sum(tokens["nll"][first : first + 3]))
-    assert words["nll"][-1] == close(sum(tokens["nll"][first + 3 :]))
+    nlls = sum(tokens["nll"][first : first + 3]), sum(tokens["nll"][first + 3 :])
+    assert words["nll"][-2:] == close(nlls)
     assert None not in words["surprisal"][-2:]
 
 
