@@ -331,12 +331,9 @@ def test_share_interval_of_independent_tokens_is_wilsons():
     share, size = 0.15, 199  # the jackknife's variance is share · (1 - share) / (n - 1)
     roots = np.roots([1 + squared / size, -(2 * share + squared / size), share**2])
     assert share_interval(hits, np.ones(200)) == pytest.approx(sorted(roots))
-
-
-def test_no_interval_of_a_share_of_none_or_all():
-    assert share_interval(np.zeros(20), np.ones(20)) is None
-    assert share_interval(np.ones(20), np.ones(20)) is None
-    assert share_interval(np.array([1, 0, 1]), np.ones(3)) is None
+    assert (
+        share_interval(0 * hits, np.ones(200)) is share_interval(1 + 0 * hits, np.ones(200)) is None
+    )
 
 
 # ---- in results
