@@ -134,11 +134,7 @@ class ContextTotals:
         return bool(self.blocks.sums[:, 0].any())
 
     def __add__(self, other: "ContextTotals") -> "ContextTotals":
-        """Return the totals of both corpora, one after the other.
-
-        Raises:
-            ValueError: they were measured in different ways, or their texts are joined.
-        """
+        """Return the totals of both corpora, one after the other; see `Totals`."""
         if self.context_lengths != other.context_lengths:
             raise ValueError(
                 "Totals can be added only if context_lengths are the same, got "
@@ -155,15 +151,7 @@ class ContextTotals:
         return self if other == 0 else NotImplemented  # `sum` adds the first to 0
 
     def result(self) -> dict:
-        """Estimate the perplexity at each length.
-
-        Returns:
-            `by_context_length`: for each length a dict; all but the longest with the ratio of its
-            perplexity to the longest's, paired token by token.
-
-        Raises:
-            ValueError: no text is as long as the longest context.
-        """
+        """Estimate the perplexity at each length, and its ratio to the longest's, paired by token."""
         longest = self.context_lengths[-1]
         if not self.are_enough:
             raise ArgumentError(

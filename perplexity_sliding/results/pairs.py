@@ -133,7 +133,6 @@ def describe_tokens(
     scores: PairedScores,
     places: np.ndarray,
 ) -> list[dict]:
-    """Describe scored tokens: their places, and the values of both models."""
     described = []
     for place in places.tolist():
         text, position = int(scores.texts[place]), int(scores.positions[place])
@@ -141,12 +140,10 @@ def describe_tokens(
         row: dict[str, object] = {"text": text, "position": position}
         row["offset"] = None if offsets is None else offsets[position].tolist()
         row["token"] = tokenizer.decode([int(scores.targets[place])])
-        for name in ("kl", "nll", "reference_nll"):
-            if name in scores.columns:
-                row[name] = float(scores.columns[name][place])
-        for name in ("top", "reference_top"):
-            row[name] = tokenizer.decode([int(scores.columns[name][place])])
-        described.append(row)
+        values = {name: column[place] for name, column in scores.columns.items()}
+        row |= {n: float(values[n]) for n in ("kl", "nll", "reference_nll") if n in values}
+        tops = ("top", "reference_top")
+        described.append(row | {name: tokenizer.decode([int(values[name])]) for name in tops})
     return described
 
 
@@ -210,9 +207,8 @@ def scored_characters(
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield characters (N, 2) of each token of a text, and its nll (N,), NaN where unscored.
 
-    Added tokens are left out; a start token written at the head that was dropped comes unscored.  So
-    does white space before a scored part that has no token: it would else belong to the part's first
-    token, and the other model has not scored it.
+    Added tokens are left out.  A start token at the head that was dropped comes unscored, and so does
+    white space without a token before a scored part, which the other model has not scored.
     """
     for stream, nll in zip(measurement.streams, nlls_by_token(measurement, scores)):
         dropped = [[0, stream.begin]] if stream.begin else np.empty((0, 2), dtype=np.int64)
@@ -238,10 +234,9 @@ def score_pair(
     measures: Sequence[Measure],
     margin: float | None,
 ) -> tuple[Work, list[Columns], Sequence[Comparison]]:
-    """Score measurements under a model and its reference, together if they read the same tokens.
+    """Score measurements under prepared models, together if they read the same tokens.
 
     Args:
-        models: prepared models.
         of_reference: the measurements planned with the reference's tokenizer; None if both models
             read the same tokens.
 

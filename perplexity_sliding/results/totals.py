@@ -139,7 +139,6 @@ class Totals:
         identity: dict[str, object] | None = None,
         texts_digest: TextsDigest | None = None,
     ) -> "Totals":
-        """Reduce texts to their sums."""
         windows = [window for text in texts for window in text.window_nlls]
         sizes = np.array([len(window) for window in windows])
         windows_per_text = [len(text.window_nlls) for text in texts]
@@ -180,8 +179,7 @@ class Totals:
         """Return the totals of both corpora, one after the other.
 
         Raises:
-            ValueError: they were measured in different ways, or their texts are joined, so that
-                the result of one call would be another.
+            ValueError: they were measured in different ways, or their texts are joined.
         """
         if not isinstance(other, Totals):
             return NotImplemented
@@ -379,7 +377,6 @@ class Totals:
     def _adjusted_perplexity(self, mean_nll: float) -> float | None:
         """Compute the perplexity per original word: exp(loss × tokens / words).
 
-        "Evaluating and Comparing Language Models" calls loss × V1 / V2 the normalised loss.
         Megatron leaves the first token and the first word out, and caps the exponent.
         """
         tokens, words, *_ = self.units.sum(axis=0).tolist()

@@ -154,7 +154,7 @@ def find_words(text: str, words: Iterable[str]) -> list[Range]:
 def assign_tokens(
     text: str, offsets: np.ndarray, spans: Sequence[Range], begins: Collection[int] = ()
 ) -> list[Range | None]:
-    """Find the tokens of each word, as half-open ranges (first, end).
+    """Find the tokens of each word, half-open (first, end), or None if a token spans the word's edge.
 
     White space that is a separate token belongs to the next word, unless it is context.
 
@@ -163,9 +163,6 @@ def assign_tokens(
             (-1, -1).
         spans: characters of each word.
         begins: tokens with which scored parts begin.
-
-    Returns:
-        for each word its tokens, or None if a token spans the edge of the word.
     """
     texts = [text[max(first, 0) : max(end, 0)] for first, end in offsets.tolist()]
     is_space = np.array([not own.strip() for own in texts], dtype=bool) & (offsets[:, 0] >= 0)
@@ -213,18 +210,15 @@ def space_terms(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Compute what the space costs a word that ends at a border, and refunds one that begins there.
 
-    A border is before each token of a text, and after the last.
+    A border is before each token of a text, and after the last (N + 1,).  A word's end costs nothing
+    where its last token has the white space, and where no white space follows: such borders, between
+    given words, are no event in the text.
 
     Args:
         ids, offsets: the tokens (N,), and their characters as in `assign_tokens` (N, 2).
         boundary, interior: E, and -log P(no white space first), of the row that predicts the token
-            after each border (N + 1,); NaN where it was not read.
+            after each border; NaN where it was not read.
         correction: unless it is "pimentel", there is no refund if no earlier word paid.
-
-    Returns:
-        the terms of the end and of the beginning (N + 1,).  A word's end costs nothing where its last
-        token has the white space, and where no white space follows: such borders, between given words,
-        are no event in the text.
     """
     reached = np.append(0, np.maximum.accumulate(offsets[:, 1].clip(0))).tolist()
     # Some decoders put a space between any two words, also where the text has none.
@@ -312,7 +306,6 @@ class WordScoring:
         scores: Sequence[Sequence[Columns]],
         borders: Sequence[Sequence[Columns]],
     ) -> list[dict[str, list]]:
-        """List the words of each text and their scores."""
         results, crossing = [], []
         for number, (text, stream) in enumerate(zip(measurement.texts, measurement.streams)):
             spans, offsets = self._find_spans(measurement, number), word_offsets(stream)
