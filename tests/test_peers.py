@@ -1,7 +1,7 @@
 """The metric against the tools themselves, where they can be imported, and else against their loops.
 
 The loops are written from the tools' definitions, one after the other as a reader of the tool would
-meet them: they share nothing with plan_windows.py or score_passes.py.  The model is tiny and random, of
+meet them: they share nothing with the package.  The model is tiny and random, of
 float64, with weights so large that two protocols never agree by chance.
 """
 
@@ -9,30 +9,22 @@ import itertools
 import math
 import re
 
-import evaluate
 import numpy as np
 import pytest
 import reference
 import torch
 from models import CONTEXT, make_byte_tokenizer, make_model, make_tokenizer, random_text
 
+import perplexity_sliding
 from perplexity_sliding.plan.windows import plan_windows
 from perplexity_sliding.protocols import PROTOCOLS, detokenize_wikitext
 
 TOKENIZERS = {"BOS": {}, "EOS only": {"bos": False}, "adds BOS": {"adds_bos": True}}
 
 
-@pytest.fixture(scope="module")
-def compute(root, tmp_path_factory):
-    """One metric for all, since nothing here depends on what it was used for before."""
-    cache = tmp_path_factory.mktemp("cache")
-    metric = evaluate.load(str(root / "perplexity_sliding.py"), cache_dir=str(cache))
-
-    def compute(texts, model, tokenizer, protocol="sliding", **settings):
-        given = {"predictions": texts, "model": model, "tokenizer": tokenizer}
-        return metric.compute(protocol=protocol, **given, **settings)
-
-    return compute
+def compute(texts, model, tokenizer, protocol="sliding", **settings):
+    given = {"model": model, "tokenizer": tokenizer, "protocol": protocol}
+    return perplexity_sliding.compute(texts, **given, **settings)
 
 
 @pytest.fixture(scope="module", params=["gpt2", "llama"])
@@ -95,7 +87,7 @@ def text_nlls(result):
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @pytest.mark.parametrize("max_length", [None, 7])
-def test_lm_eval(compute, model, kind, max_length):
+def test_lm_eval(model, kind, max_length):
     tokenizer = make_tokenizer(**TOKENIZERS[kind])
     theirs = rolling(harness(model, tokenizer, max_length=max_length), DOCUMENTS)
     ours = compute(
@@ -107,7 +99,7 @@ def test_lm_eval(compute, model, kind, max_length):
     assert {name: ours[name] for name in expected} == close(expected)
 
 
-def test_lm_eval_scores_a_doubled_start_token(compute, tokenizer):
+def test_lm_eval_scores_a_doubled_start_token(tokenizer):
     """A tokenizer that adds BOS gets a second one from the harness, and the added one is scored."""
     adding = make_tokenizer(**TOKENIZERS["adds BOS"])
     model = make_model("gpt2").double()
@@ -125,7 +117,7 @@ def test_lm_eval_scores_a_doubled_start_token(compute, tokenizer):
     assert without != pytest.approx(by_default, rel=1e-2)
 
 
-def test_lm_eval_adds_no_start_token_to_a_text_that_has_one(compute):
+def test_lm_eval_adds_no_start_token_to_a_text_that_has_one():
     tokenizer = make_tokenizer(**TOKENIZERS["adds BOS"])
     model = make_model("gpt2").double()
     texts = ["<bos> " + random_text(40), random_text(40)]
@@ -177,7 +169,7 @@ GUIDE_CASES = [
 
 
 @pytest.mark.parametrize("num_tokens, max_length, stride", GUIDE_CASES)
-def test_transformers_docs(compute, model, tokenizer, num_tokens, max_length, stride):
+def test_transformers_docs(model, tokenizer, num_tokens, max_length, stride):
     text = random_text(num_tokens)
     windows = reference.guide_loop(model, encode(tokenizer, text), max_length, stride)
     given, settings = ([text], model, tokenizer), {"max_length": max_length, "stride": stride}
@@ -192,9 +184,7 @@ def test_transformers_docs(compute, model, tokenizer, num_tokens, max_length, st
 
 
 @pytest.mark.parametrize("protocol", ["transformers-docs", "transformers-docs-weighted"])
-def test_transformers_docs_leaves_out_a_window_without_a_target(
-    compute, model, tokenizer, protocol
-):
+def test_transformers_docs_leaves_out_a_window_without_a_target(model, tokenizer, protocol):
     """At S = L a last window of one token has no target, and the guide's loop gives NaN."""
     text = random_text(17)
     windows = reference.guide_loop(model, encode(tokenizer, text), 8, 8)
@@ -204,7 +194,7 @@ def test_transformers_docs_leaves_out_a_window_without_a_target(
     assert result["perplexity"] == close(math.exp((windows[0][1] + windows[1][1]) / 2))
 
 
-def test_transformers_docs_joins_with_an_empty_line(compute):
+def test_transformers_docs_joins_with_an_empty_line():
     tokenizer, model = make_byte_tokenizer(), make_model("gpt2", vocab_size=259).double()
     texts = ["Once upon a time", "there was a token"]
     ids = encode(tokenizer, texts[0] + "\n\n" + texts[1])
@@ -214,7 +204,7 @@ def test_transformers_docs_joins_with_an_empty_line(compute):
     assert result["perplexity"] == close(math.exp(np.mean(losses)))
 
 
-def test_transformers_docs_adds_special_tokens_once(compute, model):
+def test_transformers_docs_adds_special_tokens_once(model):
     tokenizer = make_tokenizer(adds_bos=True)
     texts = [random_text(30), random_text(40)]
     ids = encode(tokenizer, " ".join(texts), special=True)
@@ -250,7 +240,7 @@ STOCK_STARTS = [
 @pytest.mark.parametrize("max_length", [CONTEXT, 6])
 @pytest.mark.parametrize("kind, add_start_token", STOCK_STARTS)
 @pytest.mark.filterwarnings("ignore:The tokenizer has no start token")
-def test_stock(compute, model, kind, max_length, add_start_token):
+def test_stock(model, kind, max_length, add_start_token):
     tokenizer = make_tokenizer(**TOKENIZERS[kind])
     expected = stock_perplexities(model, tokenizer, STOCK_TEXTS, max_length, add_start_token)
     result = compute(
@@ -269,7 +259,7 @@ def test_stock(compute, model, kind, max_length, add_start_token):
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @pytest.mark.parametrize("add_start_token", [True, False])
 @pytest.mark.filterwarnings("ignore:The tokenizer has no start token")
-def test_sliding_is_stock_where_a_text_fits(compute, model, kind, add_start_token):
+def test_sliding_is_stock_where_a_text_fits(model, kind, add_start_token):
     tokenizer = make_tokenizer(**TOKENIZERS[kind])
     texts = [random_text(length) for length in (2, 5, CONTEXT - 1)]
     expected = stock_perplexities(model, tokenizer, texts, CONTEXT, add_start_token)
@@ -280,7 +270,7 @@ def test_sliding_is_stock_where_a_text_fits(compute, model, kind, add_start_toke
 
 @pytest.mark.parametrize("overlap", [1, 3, 7, 8])
 @pytest.mark.parametrize("num_tokens", [2, 4, 8, 9, 10, 17, 50])
-def test_megatron(compute, model, tokenizer, num_tokens, overlap):
+def test_megatron(model, tokenizer, num_tokens, overlap):
     """Fixed windows of L + 1 tokens every `overlap`, all but the first scoring their last ones."""
     length, text = 8, random_text(num_tokens) + " w5 @-@ w6"
     ids = encode(tokenizer, detokenize_wikitext(text))
@@ -295,7 +285,7 @@ def test_megatron(compute, model, tokenizer, num_tokens, overlap):
     assert result["adjusted_perplexity"] == close(math.exp(min(20, total / targets * ratio)))
 
 
-def test_megatron_caps_the_exponent(compute, tokenizer):
+def test_megatron_caps_the_exponent(tokenizer):
     model = make_model("gpt2").double()
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight * 20)
     result = compute([random_text(60)], model, tokenizer, "megatron", max_length=8, stride=4)
@@ -306,7 +296,7 @@ def test_megatron_caps_the_exponent(compute, tokenizer):
 @pytest.mark.parametrize("kind", ["BOS", "adds BOS"])
 @pytest.mark.parametrize("length", [6, 7, CONTEXT])
 @pytest.mark.parametrize("num_tokens", [2 * CONTEXT, 75])
-def test_llama_cpp(compute, model, kind, length, num_tokens):
+def test_llama_cpp(model, kind, length, num_tokens):
     """Disjoint chunks, BOS in the place of the first token, the second half scored."""
     tokenizer = make_tokenizer(**TOKENIZERS[kind])
     adds_bos = kind == "adds BOS"
@@ -324,7 +314,7 @@ def test_llama_cpp(compute, model, kind, length, num_tokens):
 
 @pytest.mark.parametrize("kind", ["BOS", "adds BOS"])
 @pytest.mark.parametrize("num_tokens", [8, 15, 16, 50])
-def test_gptq(compute, model, kind, num_tokens):
+def test_gptq(model, kind, num_tokens):
     """Disjoint chunks of L = S, the tail dropped; the mean of chunk means."""
     tokenizer = make_tokenizer(**TOKENIZERS[kind])
     length, text = 8, random_text(num_tokens)
@@ -340,7 +330,7 @@ def test_gptq(compute, model, kind, num_tokens):
 
 
 @pytest.mark.parametrize("num_tokens", [1024, 1025, 1535, 1536, 2100])
-def test_exllamav2(compute, tokenizer, num_tokens):
+def test_exllamav2(tokenizer, num_tokens):
     """Windows of L every 512 tokens, later ones scoring their last 512; the tail dropped."""
     length, stride = 1024, 512
     model = make_model("gpt2", n_positions=length)
@@ -354,7 +344,7 @@ def test_exllamav2(compute, tokenizer, num_tokens):
 
 
 @pytest.mark.parametrize("kind", ["BOS", "adds BOS"])
-def test_mlx_lm(compute, model, kind):
+def test_mlx_lm(model, kind):
     """Documents encoded one by one, their tokens laid end to end in rows of L."""
     tokenizer = make_tokenizer(**TOKENIZERS[kind])
     length, texts = 8, [random_text(n) for n in (3, 20, 9)]
@@ -373,7 +363,7 @@ def test_mlx_lm(compute, model, kind):
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @pytest.mark.parametrize("length", [CONTEXT, 7])
-def test_paloma(compute, model, kind, length):
+def test_paloma(model, kind, length):
     """The harness's windows with EOS as the prefix, whatever BOS there is, and nothing else added."""
     tokenizer = make_tokenizer(**TOKENIZERS[kind])
     totals = []
@@ -391,7 +381,7 @@ def test_paloma(compute, model, kind, length):
     assert result["bits_per_byte"] == close(sum(totals) / octets / math.log(2))
 
 
-def test_no_two_protocols_agree_by_chance(compute):
+def test_no_two_protocols_agree_by_chance():
     """What makes the comparisons above mean something: each protocol gives another number."""
     tokenizer, model = make_tokenizer(**TOKENIZERS["adds BOS"]), make_model("gpt2").double()
     texts = [random_text(120), random_text(85)]
