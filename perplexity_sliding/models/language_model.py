@@ -111,11 +111,7 @@ class LanguageModel(ScoredModel):
         model_kwargs: dict | None = None,
         argument: str = "model_id",
     ) -> "LanguageModel":
-        """Load a model, and its tokenizer unless one is given, and identify both.
-
-        Raises:
-            ValueError: it cannot be loaded, or is not a complete causal language model.
-        """
+        """Load a model, and its tokenizer unless one is given, and identify both."""
         model_kwargs = dict(model_kwargs or {})
         placed = "device_map" in model_kwargs or "quantization_config" in model_kwargs
         typed = bool({"dtype", "torch_dtype", "quantization_config"} & set(model_kwargs))
@@ -143,18 +139,12 @@ class LanguageModel(ScoredModel):
         argument: str = "model",
         tokenizer_argument: str = "tokenizer",
     ) -> "LanguageModel":
-        """Adopt a live model and its tokenizer.
-
-        Raises:
-            TypeError: they have other types.
-            ValueError: the model is an encoder-decoder, or has no weights.
-        """
         if not isinstance(model, torch.nn.Module):
             raise ArgumentTypeError(
                 argument, "be a loaded torch model or a vllm.LLM", got=type(model).__name__
             )
         model = unwrapped(model)
-        gather_once(model, argument)
+        gather_once(model)
         check_tokenizer(tokenizer, tokenizer_argument)
         config = getattr(model, "config", None)
         check_decoder(config, f"`{argument}`")

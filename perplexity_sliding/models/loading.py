@@ -164,15 +164,13 @@ def load_model(
         base = base_of_adapter(model_id, kwargs)
         if base and not is_peft_available():
             raise ValueError("it is an adapter, which requires the package peft: pip install peft")
+        of_adapter = {"revision", "subfolder"} if base else set()
+        of_base = {key: kwargs[key] for key in kwargs.keys() - of_adapter}
         config = kwargs.get("config") or base or model_id
         if isinstance(config, str | os.PathLike):
-            dropped = ("revision", "subfolder") if base else ()
-            shared = {k: kwargs[k] for k in SHARED_KWARGS if k in kwargs and k not in dropped}
+            shared = {key: of_base[key] for key in SHARED_KWARGS if key in of_base}
             config = AutoConfig.from_pretrained(os.fspath(config), **shared)
     check_decoder(config, name)
-    of_base = kwargs
-    if base is not None:
-        of_base = {key: kwargs[key] for key in kwargs.keys() - {"revision", "subfolder"}}
     with _loading(name):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             base or model_id, output_loading_info=True, **of_base
@@ -314,28 +312,15 @@ def unwrapped(model: Any) -> torch.nn.Module:
     return model
 
 
-def gather_once(model: torch.nn.Module, argument: str) -> None:
-    """Let FSDP 2 allocate its buffers outside torch's inference mode; others cannot be written to later.
-
-    Raises:
-        ArgumentError: the model is under FSDP 1, which frees weights between passes; reading them crashes.
-    """
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    first, shards = (getattr(fsdp, n, ()) for n in ("FullyShardedDataParallel", "FSDPModule"))
-    with torch.no_grad():
-        for module in model.modules():
-            if isinstance(module, first):
-                raise ArgumentError(
-                    argument,
-                    "be without FSDP 1 (FullyShardedDataParallel)",
-                    got="a model that contains it",
-                    advice="Score a model with its full state dict, or shard it by FSDP 2 (fully_shard).",
-                )
-            if isinstance(module, shards):
-                module.unshard()
-                module.reshard()
+def gather_once(model: torch.nn.Module) -> None:
+    """Let FSDP 2 allocate its buffers outside torch's inference mode; others cannot be written to later."""
+    shards = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", ())
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        with torch.no_grad():
+            for module in model.modules():
+                if isinstance(module, shards):
+                    module.unshard()
+                    module.reshard()
 
 
 def check_decoder(config: object, name: str) -> None:
