@@ -76,7 +76,7 @@ def check_settings(model_kwargs: dict) -> ServerSettings:
 
 
 class Server:
-    """A server, which is a `Source` of values; use it while `connected`.
+    """A server, which is a source of values; use it while `connected`.
 
     Args:
         address: such as http://host:8000/v1; the last part may be left out.
@@ -132,11 +132,13 @@ class Server:
             except httpx.TransportError as error:
                 failures.append(str(error) or type(error).__name__)
             else:
+                if reply.is_success:
+                    break
                 status = reply.status_code
-                said = reply.text[:SHOWN].replace(self._key or "\0", "***")  # it may repeat the key
+                said = reply.text.replace(self._key or "\0", "***")[:SHOWN]  # it may repeat the key
+                failures.append(f"status {status}, {said!r}")
                 if status not in TRANSIENT:
                     break
-                failures.append(f"status {status}, {said!r}")
             most = self.settings.retries
             if not self.has_answered and status in (None, 500):  # others ask to retry
                 most = min(most, FIRST_CONTACT_RETRIES)
@@ -152,16 +154,20 @@ class Server:
                 )
             pause = FIRST_WAIT_S * 2 ** (len(failures) - 1) * random.uniform(0.75, 1.25)
             time.sleep(min(pause, LONGEST_WAIT_S))
-        problem = f"refused a request ({path}): status {status}, {said!r}."
-        if status in (401, 403):
-            problem += " The key is taken from the environment variable "
-            problem += self.settings.api_key_variable
-            problem += "." if self._key else ", which is not set."
-        if reply.is_success:
-            with suppress(ValueError):
-                return reply.json()
-            problem = f"must answer in JSON, got {said!r} ({path})."
-        raise ServerError(f"The server at {self.root} {problem}", status)
+        if status is not None:
+            problem = f"The server at {self.root} refused a request ({path}): {failures[-1]}."
+            if status in (401, 403):
+                variable = self.settings.api_key_variable
+                problem += f" The key is taken from the environment variable {variable}"
+                problem += "." if self._key else ", which is not set."
+            raise ServerError(problem, status)
+        try:
+            return reply.json()
+        except ValueError:
+            said = reply.text[:SHOWN]
+            raise ServerError(
+                f"The server at {self.root} must answer in JSON, got {said!r} ({path})."
+            ) from None
 
     def values(self, prompts: Sequence[Prompt], num_likeliest: int = 0) -> list[TokenValues]:
         body = self.api.body(self.served_name, prompts, num_likeliest)
