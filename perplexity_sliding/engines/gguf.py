@@ -67,10 +67,6 @@ class GGUFModel(EngineModel):
         tokenizer: the original model's tokenizer; by default transformers builds one from the file.
         settings: fields of llama.cpp's `llama_model_params` and `llama_context_params`.
         argument: name of the argument, for errors.
-
-    Raises:
-        ValueError: the file does not exist or cannot be loaded, a setting is unknown, no tokenizer
-            can be built from the file, or the given one has a different vocabulary.
     """
 
     gives_logits = True
@@ -153,11 +149,7 @@ class GGUFModel(EngineModel):
         return torch.nn.functional.cross_entropy(logits, torch.tensor(ids[1:])).item()
 
     def prepare(self, length: int) -> None:
-        """Allocate memory for the longest window.
-
-        Raises:
-            MemoryError: it does not fit.
-        """
+        """Allocate memory for the longest window."""
         if length <= self._places:
             return
         params = self.library.llama_context_default_params()

@@ -116,11 +116,7 @@ class Server:
             self._client = None
 
     def request(self, method: str, path: str, body: dict | None = None) -> Any:
-        """Send a request, and again after temporary failures; return the answer's JSON.
-
-        Raises:
-            ServerError: the server refuses the request, or does not respond.
-        """
+        """Send a request, and again after temporary failures; return the answer's JSON."""
         assert self._client is not None, "enter connected() first"
         failures: list[str] = []
         while True:
@@ -216,10 +212,6 @@ def open_served(
     Args:
         tokenizer: tokenizer of the served model; loaded by the name of the model's root by default.
         model_kwargs: fields of `ServerSettings`.
-
-    Raises:
-        ServerError: the server does not respond.
-        ValueError: it does not return the log-probabilities of a prompt, or its tokenizer is unknown.
     """
     settings = check_settings(model_kwargs or {})
     parts = urlsplit(address)
@@ -259,11 +251,7 @@ def open_served(
 
 
 def find_served_model(server: Server, description: str) -> tuple[str, dict]:
-    """Find the served model by its name, or the only one.
-
-    Returns:
-        its name, and what the server says of it: `root` and `max_model_len`, if anything.
-    """
+    """Return the name of the served model, and what is said of it: `root`, `max_model_len`."""
     listed, named = server.request("GET", "/v1/models"), server.settings.served_name
     described = {entry["id"]: entry for entry in listed["data"]}
     if named is None and len(described) == 1:

@@ -36,8 +36,6 @@ class ModelSource:
         model_id: a name on the Hub or a folder; None for a live model.
         model: a live model; a reference without either is the model without its adapters.
         tokenizer: the tokenizer of `model`, or a replacement for that of `model_id`.
-        device, dtype: device and dtype of the loaded model.
-        model_kwargs: further arguments of `from_pretrained`.
         role: role of the model in the call: "model" or "reference".
     """
 
@@ -67,11 +65,7 @@ class ModelSource:
         )
 
     def open(self) -> ScoredModel:
-        """Load the named model, or adopt the live one.
-
-        Raises:
-            TypeError, ValueError: it is not a complete causal language model.
-        """
+        """Load the named model, or adopt the live one."""
         if self.model is not None:
             adopt: Callable = adopt_vllm if is_vllm(self.model) else LanguageModel.adopt
             return adopt(self.model, self.tokenizer, self.named("model"), self.named("tokenizer"))
@@ -193,11 +187,7 @@ class WithoutAdapter(LanguageModel):
 
     @classmethod
     def of(cls, model: Any) -> "WithoutAdapter":
-        """Return the variant of a model.
-
-        Raises:
-            ValueError: it has no adapters, or they are merged into its weights.
-        """
+        """Return the variant of a model."""
         layers = adapter_layers(model.model) if isinstance(model, LanguageModel) else []
         merged = any(getattr(layer, "merged", False) for layer in layers)
         if cls is WithoutAdapter and (not layers or merged):
@@ -280,9 +270,6 @@ def read_alike(model: ScoredModel, reference: ScoredModel, pairs: Sequence[tuple
 
     Args:
         pairs: each measurement, planned with either tokenizer.
-
-    Raises:
-        ValueError: they differ only in the start token.
     """
     if not same_vocabulary(model.tokenizer, reference.tokenizer):
         return False

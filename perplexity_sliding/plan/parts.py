@@ -126,11 +126,7 @@ def check_parts(
 def read_parts(
     parts: Parts, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], protocol: Protocol
 ) -> tuple[list[str], list[TokenizedText]]:
-    """Return the whole texts and their tokens, each with its scored part.
-
-    Raises:
-        ValueError: the tokenizer returns no offsets, or a part has no token to score.
-    """
+    """Return the whole texts and their tokens, each with its scored part."""
     whole = list(texts)
     if parts.written is not None:
         whole, streams = list(parts.written[0]), read_spans(tokenizer, *parts.written)

@@ -175,9 +175,6 @@ def tokenize(
             ended" with them and the end-of-text token unless it is the last, "lines" for each line
             separately, followed by the end-of-text token.
         with_offsets: keep character offsets, if the tokenizer returns them.
-
-    Raises:
-        ValueError: the tokenizer has no end-of-text token, and the encoding adds one.
     """
     eos: Any = None
     if encoding in ("lines", "default ended"):  # to look it up takes as long as a text
