@@ -138,7 +138,6 @@ class Request:
     Attributes:
         given: all arguments, by name.
         texts: the texts; for chats, see `separate_chats`.
-        source, reference: the model, and the model to compare with, if any.
         settings: the measurements; exactly one unless `gives_list`.
         parts: the scored parts of each text; None for whole texts.
         word_spans: the given words of each text; None if none are given.
@@ -223,7 +222,6 @@ def check_token_columns(columns: object) -> None:
 
 
 def digest_texts(texts: list[str], parts: Parts | None) -> list[TextsDigest]:
-    """Digest each text with its scored part."""
     lines = texts if parts is None else parts.describe_texts(texts)
     return [TextsDigest.of([line]) for line in lines]
 
@@ -269,8 +267,6 @@ class CallPlan:
 
     Attributes:
         planned: the measurement of each setting, or the error that refuses it.
-        measures: measures of each token.
-        words: scoring of words; None if they are not scored.
         carrier: reader that carries the model's state; None for separate windows.
         of_reference: the measurements planned with the reference's tokenizer; None if it reads the
             same tokens, or there is no reference.
@@ -286,7 +282,6 @@ class CallPlan:
 
     @property
     def measurements(self) -> list[Measurement]:
-        """The measurements that are not refused."""
         return [m for m in self.planned.values() if isinstance(m, Measurement)]
 
 
@@ -317,7 +312,15 @@ def make_plan(
         if len(models) > 1:
             own = [own_window(one.tokenizer, one.limit, setting) for one in models]
             measurement = replace(measurement, own_windows=own)
-            warn_of_cut_windows(measurement)
+            for number in measurement.cut_models[:1]:
+                window, name = measurement.plan.max_length, ("model", "reference")[number]
+                alone = "states no limit" if own[number] is None else f"reads {own[number]}"
+                said = Wording(
+                    f"The model and its `reference` are compared in windows of {window} tokens, the "
+                    f"most that both accept. Alone, the {name} {alone}, and has other numbers.",
+                    f"Pass `max_length={window}` to silence this warning.",
+                )
+                warnings.warn(said, stacklevel=2)
         planned[setting] = measurement
     columns = given["return_token_scores"]
     measures = token_measures(() if isinstance(columns, bool) else columns)
@@ -348,22 +351,6 @@ def plan_reference(
         if read_alike(model, reference, list(zip(measurements, of_reference)))
         else of_reference
     )
-
-
-def warn_of_cut_windows(measurement: Measurement) -> None:
-    """Warn if the smaller window, which both models read, changes the numbers of the other model."""
-    if cut := measurement.cut_models:
-        window, own = measurement.plan.max_length, measurement.own_windows[cut[0]]
-        name, alone = ("model", "reference")[cut[0]], "states no limit"
-        warnings.warn(
-            Wording(
-                f"The model and its `reference` are compared in windows of {window} tokens, "
-                f"the most that both accept. Alone, the {name} "
-                f"{alone if own is None else f'reads {own}'}, and has other numbers.",
-                f"Pass `max_length={window}` to silence this warning.",
-            ),
-            stacklevel=2,
-        )
 
 
 # --- score ----------------------------------------------------------------------------------------

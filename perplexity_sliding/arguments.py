@@ -491,12 +491,9 @@ def check_texts(texts: Iterable[str], name: str = "predictions") -> list[str]:
         got = ", ".join(kinds)
         raise ArgumentTypeError(name, "contain only strings", advice, got=got, positions=wrong)
     if broken := [number for number, text in enumerate(texts) if SURROGATE.search(text)]:
-        raise TextsError(
-            name,
-            f"be valid Unicode, but there are lone surrogates at {name_positions(broken)}",
-            advice="Decode the bytes with errors='replace'.",
-            positions=broken,
-        )
+        must = f"be valid Unicode, but there are lone surrogates at {name_positions(broken)}"
+        advice = "Decode the bytes with errors='replace'."
+        raise TextsError(name, must, advice, positions=broken)
     named = [number for number, text in enumerate(texts) if FILE_NAME.search(text[-8:])]
     if paths := [n for n in named if "\n" not in texts[n] and isfile(texts[n])]:
         first = repr(texts[paths[0]])
@@ -536,16 +533,14 @@ def runs_together(context: str, text: str) -> bool:
     return ends_word and begins_word
 
 
-def check_spans(
-    name: str, spans: object, texts: Sequence[str]
-) -> list[list[tuple[int, int]]] | None:
+def check_spans(spans: object, texts: Sequence[str]) -> list[list[tuple[int, int]]] | None:
     if spans is None:
         return None
     if not isinstance(spans, Sequence) or len(spans) != len(texts):
-        raise ArgumentError(
-            name, f"have one list of spans per text, {len(texts)}", got=f"{spans!r:.80}"
-        )
-    return [check_spans_of(name, *pair, number) for number, pair in enumerate(zip(spans, texts))]
+        must = f"have one list of spans per text, {len(texts)}"
+        raise ArgumentError("score_spans", must, got=f"{spans!r:.80}")
+    pairs = enumerate(zip(spans, texts))
+    return [check_spans_of("score_spans", *pair, number) for number, pair in pairs]
 
 
 def check_spans_of(name: str, spans: Any, text: str, number: int) -> list[tuple[int, int]]:

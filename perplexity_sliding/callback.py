@@ -105,8 +105,7 @@ def running_evaluation() -> dict[str, Any] | None:
 
     The Trainer does not pass itself to its callbacks, but only its `log` reaches TensorBoard and
     others.  With several data sets, `evaluate` calls itself for each: its outermost call is one
-    evaluation.  Neither the step nor the Trainer identifies it, since the best model may be loaded,
-    or weights changed, in between.
+    evaluation, which neither the step nor the Trainer identifies.
     """
     frame: FrameType | None = sys._getframe()
     outermost = None

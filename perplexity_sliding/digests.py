@@ -35,10 +35,7 @@ def digest_of_line(line: str) -> str:
 
 
 def probe_tolerance(signature: str) -> float:
-    """Return the largest difference, in nats a token, of two probes under one signature.
-
-    Rounding depends on the machine, the length and the batch.
-    """
+    """Return the largest difference, in nats a token, of two probes under one signature."""
     number_format = re.search(r"(?:^|\|)dtype:([^|]*)", signature)
     if number_format is None:
         return COARSEST
@@ -46,7 +43,6 @@ def probe_tolerance(signature: str) -> float:
 
 
 def same_probe(probe: float, other: float, signature: str) -> bool:
-    """Check whether two probes under one signature may come from the same computation."""
     return math.isclose(probe, other, rel_tol=0.0, abs_tol=probe_tolerance(signature))
 
 
@@ -64,10 +60,7 @@ def describe_probe(result: Mapping) -> str:
 
 @dataclass(frozen=True)
 class TextsDigest:
-    """Digest of a sequence of texts; the digest of a concatenation is the sum of digests.
-
-    It is a polynomial in the hashes of the texts.
-    """
+    """A polynomial in the hashes of texts: the digest of a concatenation is the sum of digests."""
 
     count: int = 0
     value: int = 0

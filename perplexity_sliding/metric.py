@@ -189,7 +189,6 @@ class PerplexitySliding(evaluate.Metric):
         Raises:
             TypeError, ValueError: an argument is unknown or invalid, or the model or its tokenizer
                 cannot be loaded or used.
-            MemoryError: a single window does not fit in memory.
         """
         with self._lock:
             texts: Any = predictions

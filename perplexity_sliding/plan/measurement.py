@@ -163,7 +163,6 @@ class Corpus:
         self._streams: dict[tuple, list[TokenizedText]] = {}
 
     def members(self, protocol: Protocol) -> list[list[str]] | None:
-        """Return the texts of each stream if their tokens are joined; see `Measurement`."""
         if self.parts is not None or protocol.join != "tokens":
             return None
         texts, at_once = self.wordings, protocol.texts_joined or len(self.texts)
@@ -291,7 +290,6 @@ def plan_measurement(
 
 
 def check_scorable(measurement: Measurement) -> None:
-    """Check that each text has a token to score; the error lists all that do not."""
     plan, protocol = measurement.plan, measurement.plan.protocol
     unscorable = [
         number
@@ -339,11 +337,8 @@ def resolve_plan(
     start = choose_start(tokenizer, protocol, setting.add_start_token)
     start_id = start_token_id(tokenizer, protocol.start_is) if start != "none" else None
     if start != "none" and start_id is None:
-        raise ArgumentError(
-            "tokenizer",
-            f"have a start token ({protocol.start_is}) with `protocol={protocol.name!r}`",
-            got="one without it",
-        )
+        must = f"have a start token ({protocol.start_is}) with `protocol={protocol.name!r}`"
+        raise ArgumentError("tokenizer", must, got="one without it")
     max_length = resolve_max_length(tokenizer, limit, setting, longest)
     if protocol.scores == "second half" and max_length < 3:
         raise ArgumentError(

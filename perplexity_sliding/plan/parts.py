@@ -111,7 +111,7 @@ def check_parts(
     if contexts is None and score_spans is None and chats is None:
         return None
     contexts = check_contexts(contexts, len(texts))
-    spans = check_spans("score_spans", score_spans, texts)
+    spans = check_spans(score_spans, texts)
     joined = [n for n, pair in enumerate(zip(contexts or (), texts)) if runs_together(*pair)]
     if contexts is not None and joined:
         first = contexts[joined[0]][-10:] + texts[joined[0]][:10]
