@@ -135,7 +135,7 @@ class ScoredModel:
         raise NotImplementedError
 
     def shares_prefixes(self, prefix: np.ndarray, following: np.ndarray) -> bool:
-        """Return whether tokens (T,) have the same scores after a cached prefix (P,)."""
+        """Return whether tokens (T,) have the same scores after a cached prefix (P,) as after tokens."""
         return False
 
     def read_prefix(self, ids: torch.Tensor) -> Prefix:
@@ -191,10 +191,6 @@ def describe_measurement(
 
     Similar to sacrebleu's signatures: `key:value` pairs joined by `|`.  The short form consists of
     the protocol, window, stride, `live` if nothing identifies the model, and a digest of the long form.
-
-    Args:
-        measured: fields of the measurement, see `Measurement.signature_fields`.
-        word_fields: fields for the scoring of words and for detokenization, if any.
     """
     of_words = {"words": "given" if words_given else "split"} | (word_fields or {})
     of_tokenizer = {"tokenizer": model.tokenizer_digest}

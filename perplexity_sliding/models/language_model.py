@@ -153,10 +153,7 @@ class LanguageModel(ScoredModel):
 
     @torch.inference_mode()
     def identify(self) -> None:
-        """Digest a live model and its tokenizer, and measure the probe by the path of the texts.
-
-        The model must be in use and checked.
-        """
+        """Digest a live model that is in use, and measure the probe by the path of the texts."""
         if self.revision == LIVE:
             self.revision = model_revision(self.model)
         if self.tokenizer_digest == LIVE:
@@ -220,13 +217,7 @@ class LanguageModel(ScoredModel):
 
     @torch.inference_mode()
     def shares_prefixes(self, prefix: np.ndarray, following: np.ndarray) -> bool:
-        """Return whether tokens after a cached prefix have the scores of a complete pass.
-
-        False below float32, where a different order of sums rounds visibly.
-
-        Args:
-            prefix, following: token ids (P,) and (T,) of a pass, one after the other.
-        """
+        # below float32 a different order of sums rounds visibly
         in_full = self.dtype in (torch.float32, torch.float64)
         if not (in_full and self.prefixes_agree) or self.alone:
             return False

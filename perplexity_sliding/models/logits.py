@@ -171,11 +171,7 @@ class AlignedProduct:
 
 
 def read_prefix(module: torch.nn.Module, ids: torch.Tensor) -> Prefix:
-    """Read tokens (1, T), to continue from them.
-
-    Raises:
-        TypeError: the model has no cache that can be copied for several continuations.
-    """
+    """Read tokens (1, T), to continue from them several times, or raise a TypeError."""
     output = run_module(module, ids, use_cache=True)
     cache = getattr(output, cache_name(module), None)
     if isinstance(cache, tuple):  # transformers before 4.48
@@ -212,15 +208,7 @@ def replaced_forwards(forwards: Mapping[torch.nn.Module, Callable]) -> Iterator[
 
 
 class Findings(NamedTuple):
-    """What the check found.
-
-    Attributes:
-        head_number: index of the head to use in `list_heads`.
-        vocabulary_size: number of logits per token.
-        prefixes_agree: whether scores do not depend on the length of the pass; otherwise passes
-            are neither merged nor padded.
-        alone: whether a pass must be read alone, since others in its batch change its scores.
-    """
+    """What the check found: the head to use in `list_heads`, and attributes of `ScoredModel`."""
 
     head_number: int
     vocabulary_size: int
@@ -232,15 +220,7 @@ class Findings(NamedTuple):
 def check_model(
     model: torch.nn.Module, heads: Sequence[Head], name: str, limit: int | None
 ) -> Findings:
-    """Check that later tokens do not change earlier logits, and find how a model can be read.
-
-    Args:
-        name: the model's name in errors.
-        limit: its maximum number of tokens.
-
-    Raises:
-        ValueError: it returns no logits, or they depend on later tokens.
-    """
+    """Check that later tokens do not change earlier logits, and find how a model can be read."""
     size = num_embeddings(model) or 2
     ids = torch.tensor(probe_text(size, limit, CHECK_LENGTH), device=input_device(model))
     half = len(ids) // 2
@@ -289,11 +269,7 @@ def find_head(
 
 
 def plain_logits(model: torch.nn.Module, ids: torch.Tensor, name: str) -> torch.Tensor:
-    """Compute logits (B, T, V) for token ids (B, T) with the model's own forward.
-
-    Raises:
-        ValueError: the forward pass fails, or does not return logits.
-    """
+    """Compute logits (B, T, V) for token ids (B, T) with the model's own forward."""
     needed = f"{name} must be a causal language model, which returns `.logits` for token ids, "
     try:
         logits = run_module(model, ids).logits
@@ -321,12 +297,11 @@ def differ(
     """Return whether logits (..., V) differ by more than rounding.
 
     Args:
-        tolerance: the largest difference due to rounding, relative to the logits' spread.
-        scale_by: logits whose spread is used; `expected` by default.
+        tolerance: relative to the spread of the logits `scale_by`, by default of `expected`.
     """
 
     def centred(logits: torch.Tensor) -> torch.Tensor:
-        """Remove the offset of logits, on which no probability depends; replace infinite ones by 0."""
+        # no probability depends on the offset; masked logits are infinite
         logits = logits.float().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
         return logits - logits.mean(-1, keepdim=True)
 
