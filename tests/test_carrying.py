@@ -157,21 +157,6 @@ def test_company_changes_nothing(metric, llama, tokenizer, batch_size):
         assert ours == pytest.approx(theirs, abs=1e-4)
 
 
-def test_alternatives_come_from_the_carried_model(metric, llama, tokenizer):
-    result = metric.compute(
-        predictions=TEXTS,
-        model=llama,
-        tokenizer=tokenizer,
-        carry=True,
-        return_token_scores=["top80"],
-    )
-    for text in result["token_scores"]:
-        for token, nll, rank, alternatives in zip(
-            text["tokens"], text["nll"], text["rank"], text["alternatives"]
-        ):
-            assert alternatives[rank - 1] == [token, pytest.approx(nll, abs=1e-4)]
-
-
 class Stop(Exception):
     pass
 

@@ -93,25 +93,23 @@ class Checkpoint:
         Args:
             wanted: (hash of the text, pass) by number.
         """
-        stored = {text: self._read_text(text) for text in {text for text, _ in wanted.values()}}
-        found = {n: stored[text].get(key_of(pass_), {}) for n, (text, pass_) in wanted.items()}
-        return {n: columns for n, columns in found.items() if columns.keys() == self.names.keys()}
-
-    def _read_text(self, text: str) -> dict[tuple, Columns]:
         marks = ", ".join("?" * len(self.names))
         query = f"SELECT * FROM scores WHERE model = ? AND text = ? AND name IN ({marks})"
-        with self._explaining():
-            found = self.connection.execute(query, (self.model, text, *self.names.values()))
-            rows = found.fetchall()
         column_of = {stored: column for column, stored in self.names.items()}
-        passes: dict[tuple, Columns] = {}
-        whole = (row for *row, checksum in rows if checksum == checksum_of(row))  # disks flip bits
-        for _, _, *key, name, probes, dtype, scores in whole:
-            column = column_of[name]
-            measured = zip(probes.split(), self.identities[column])
-            if all(same_probe(float(old), new, line) for old, (line, new) in measured):
-                passes.setdefault(tuple(key), {})[column] = np.frombuffer(scores, dtype)
-        return passes
+        stored: dict[tuple, Columns] = {}
+        for text in {text for text, _ in wanted.values()}:
+            with self._explaining():
+                rows = self.connection.execute(query, (self.model, text, *column_of)).fetchall()
+            whole = (
+                row for *row, checksum in rows if checksum == checksum_of(row)
+            )  # disks flip bits
+            for _, *key, name, probes, dtype, scores in whole:
+                measured = zip(probes.split(), self.identities[column_of[name]])
+                if all(same_probe(float(old), new, line) for old, (line, new) in measured):
+                    columns = stored.setdefault(tuple(key), {})
+                    columns[column_of[name]] = np.frombuffer(scores, dtype)
+        found = {n: stored.get((text, *key_of(pass_)), {}) for n, (text, pass_) in wanted.items()}
+        return {n: columns for n, columns in found.items() if columns.keys() == self.names.keys()}
 
     def save(self, scores: Iterable[tuple[tuple[str, Pass], Columns]]) -> None:
         """Store the passes of a batch, all of them or none."""

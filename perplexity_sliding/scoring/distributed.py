@@ -95,7 +95,11 @@ class Processes:
         from accelerate.utils import gather_object
 
         try:
-            messages = gather_object([(portable(error), value)])
+            sent = pickle.loads(pickle.dumps(error))
+        except Exception:  # it cannot travel
+            sent = RuntimeError(f"{type(error).__name__}: {error}")
+        try:
+            messages = gather_object([(sent, value)])
         except Exception as failure:  # another process has ended: no exchange is possible
             raise shared(failure) from None
         for rank, (failed, _) in enumerate(messages):
@@ -129,11 +133,3 @@ def shared(error: Exception) -> Exception:
     """Mark an error that is raised in every process, so that one of them may print it for all."""
     vars(error)["is_shared"] = True
     return error
-
-
-def portable(error: Exception | None) -> Exception | None:
-    """Return the error in a form that can be pickled and read by another process."""
-    try:
-        return pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
