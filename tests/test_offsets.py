@@ -294,21 +294,6 @@ def test_comparisons_count_every_byte_and_every_loss(metric, kind, other_first):
         assert total == pytest.approx(single["total_nll"], rel=1e-6)
 
 
-def test_a_start_token_at_the_head_is_in_no_piece(metric, gpt2, tokenizer):
-    """One model takes it for its own start token, the other, which has another, for text."""
-    starts_otherwise = make_byte_tokenizer()
-    starts_otherwise.bos_token = "<eos>"
-    result = metric.compute(
-        predictions=["<bos> w3 w4 w5"],
-        model=gpt2,
-        tokenizer=tokenizer,
-        reference={"model": make_model("gpt2", vocab_size=300), "tokenizer": starts_otherwise},
-        return_token_scores=True,
-    )
-    assert result["piece_scores"][0]["offsets"][0][0] == len("<bos>")
-    assert result["comparison"]["num_compared_bytes"] == len(" w3 w4 w5")
-
-
 @pytest.mark.parametrize("spans", [[(0, 11)], [(0, 5), (5, 11)], [(0, 2), (3, 8), (8, 11)]])
 def test_a_start_token_at_the_head_is_in_no_part(metric, gpt2, tokenizer, spans):
     """Its characters count no more than it is scored."""
