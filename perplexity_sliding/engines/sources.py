@@ -296,6 +296,8 @@ def same_vocabulary(
 
     If one has more tokens, both may segment a text equally only by chance.
     """
+    if tokenizer is reference_tokenizer:
+        return True
     both = (tokenizer, reference_tokenizer)
     added = {number for each in both for number in getattr(each, "added_tokens_decoder", {})}
     tokens, reference_tokens = (
