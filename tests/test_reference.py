@@ -34,6 +34,11 @@ def other():
     return make_model("gpt2", spread=0.33)
 
 
+@pytest.fixture(scope="module")
+def of_bytes():
+    return {"model": make_model("gpt2", vocab_size=300), "tokenizer": make_byte_tokenizer()}
+
+
 @pytest.fixture
 def compare(metric, gpt2, tokenizer):
     """Compute with texts, model and tokenizer that are there unless others are given."""
@@ -83,15 +88,27 @@ def test_every_token_in_float64(compare, gpt2, other, tokenizer):
         assert scores["tokens"][token["position"]] == token["token"]
 
 
-class PlainForward(torch.nn.Module):
-    """A model with nothing but a forward: its logits come window by window."""
+class Changed(torch.nn.Module):
+    """A model with nothing but a forward: its logits come window by window, and may be changed."""
 
-    def __init__(self, model):
+    def __init__(self, model, change=None):
         super().__init__()
-        self.inner, self.config = model, model.config
+        self.inner, self.config, self.change = model, model.config, change
 
     def forward(self, ids):
-        return self.inner(ids)
+        output = self.inner(ids)
+        if self.change is not None:
+            output.logits = self.change(output.logits)
+        return output
+
+
+def suppress(logits):
+    return logits.index_fill(-1, torch.tensor([1, 2]), -math.inf)
+
+
+def overflow(logits):
+    """On long texts."""
+    return torch.where(torch.arange(logits.shape[1])[:, None] < 14, logits, math.nan)
 
 
 @pytest.mark.parametrize("plain", ["model", "reference", "both"])
@@ -99,8 +116,8 @@ def test_models_whose_blocks_are_cut_differently(compare, gpt2, other, plain, mo
     expected = compare(reference=other)["comparison"]
     monkeypatch.setattr(passes, "LOGITS_MEMORY", 80 * 24 * 7)
     got = compare(
-        model=PlainForward(gpt2) if plain != "reference" else gpt2,
-        reference=PlainForward(other) if plain != "model" else other,
+        model=Changed(gpt2) if plain != "reference" else gpt2,
+        reference=Changed(other) if plain != "model" else other,
     )["comparison"]
     assert got["kl"] == pytest.approx(expected["kl"], rel=1e-5)
     assert got["reference_perplexity"] == pytest.approx(expected["reference_perplexity"], rel=1e-6)
@@ -145,29 +162,14 @@ def test_a_ratio_under_every_protocol(metric, compare, other):
 # ---- vocabularies
 
 
-def padded(model, extra, bias=-30.0):
-    """A copy whose vocabulary has `extra` more ids, hardly ever predicted."""
-    bigger = make_model("gpt2", vocab_size=VOCABULARY + extra, tie_word_embeddings=False)
-    state = model.state_dict()
-    with torch.no_grad():
-        for name, parameter in bigger.named_parameters():
-            if parameter.shape == state[name].shape:
-                parameter.copy_(state[name])
-            else:
-                parameter.zero_()
-                parameter[:VOCABULARY] = state[name]
-        head = bigger.get_output_embeddings()
-        head.bias = torch.nn.Parameter(torch.zeros(VOCABULARY + extra))
-        head.bias[VOCABULARY:] = bias
-    return bigger
-
-
 def test_padding_of_the_vocabulary(compare, other):
     expected = compare(reference=other)["comparison"]
-    got = compare(reference=padded(other, 16))["comparison"]
+    padded = Changed(other, lambda logits: torch.nn.functional.pad(logits, (0, 16), value=-30.0))
+    got = compare(reference=padded)["comparison"]
     assert got["kl"] == pytest.approx(expected["kl"], rel=1e-4)
+    padded.change = lambda logits: torch.nn.functional.pad(logits, (0, 16))
     with pytest.raises(ValueError, match=r"`reference` must have the vocabulary of the model"):
-        compare(reference=padded(other, 16, bias=0.0))
+        compare(reference=padded)
 
 
 def test_vocabularies():
@@ -180,33 +182,14 @@ def test_vocabularies():
     assert same_vocabulary(fine_tuned, make_tokenizer())
 
 
-@pytest.mark.parametrize("has_more", ["model", "reference"])
-def test_vocabularies_that_nest_are_compared_by_bytes(compare, gpt2, tokenizer, has_more):
-    """Both cut these texts alike, by chance: either gives ids a probability that the other lacks."""
-    small = make_model("gpt2", vocab_size=VOCABULARY - 5), make_tokenizer(vocabulary=VOCABULARY - 5)
-    sides = [(gpt2, tokenizer), small][:: 1 if has_more == "model" else -1]
-    (model, own), (reference_model, reference_tokenizer) = sides
-    texts = [text for text in TEXTS if max(tokenizer(text)["input_ids"]) < VOCABULARY - 5]
-    assert len(texts) > 1
-    second = {"model": reference_model, "tokenizer": reference_tokenizer}
-    result = compare(predictions=texts, model=model, tokenizer=own, reference=second)
-    alone = compare(predictions=texts, model=reference_model, tokenizer=reference_tokenizer)
-    assert result["comparison"]["compared"] == "bytes"
-    ratio = result["bits_per_byte"] - alone["bits_per_byte"]
-    assert result["comparison"]["bits_per_byte_change"] == pytest.approx(ratio)
-
-
 # ---- other tokenizers
 
 
-def test_other_tokenizers_are_compared_by_bytes(compare, gpt2, tokenizer):
+def test_other_tokenizers_are_compared_by_bytes(compare, of_bytes):
     """Words against single bytes, in bits per byte of the text that both score."""
-    byte_model = make_model("gpt2", vocab_size=300)
-    byte_tokenizer = make_byte_tokenizer()
-    arguments = {"reference": {"model": byte_model, "tokenizer": byte_tokenizer}}
-    both = compare(margin=0.05, **arguments)
+    both = compare(margin=0.05, reference=of_bytes)
     comparison = both["comparison"]
-    words, single_bytes = compare(), compare(model=byte_model, tokenizer=byte_tokenizer)
+    words, single_bytes = compare(), compare(**of_bytes)
     num_bytes = sum(len(text.encode()) for text in TEXTS)
     assert comparison["compared"] == "bytes"
     assert comparison["num_compared_bytes"] == num_bytes
@@ -224,12 +207,10 @@ def test_other_tokenizers_are_compared_by_bytes(compare, gpt2, tokenizer):
     assert {name: value for name, value in both.items() if name != "comparison"} == words
 
 
-def test_pieces_that_both_models_cut_are_listed(compare):
+def test_pieces_that_both_models_cut_are_listed(compare, of_bytes):
     """Words begin and end where bytes do, so a piece is a word, or the spaces before it."""
-    byte_model, byte_tokenizer = make_model("gpt2", vocab_size=300), make_byte_tokenizer()
-    arguments = {"reference": {"model": byte_model, "tokenizer": byte_tokenizer}}
-    both = compare(return_token_scores=True, **arguments)
-    apart = compare(return_token_scores=True, model=byte_model, tokenizer=byte_tokenizer)
+    both = compare(return_token_scores=True, reference=of_bytes)
+    apart = compare(return_token_scores=True, **of_bytes)
     for text, pieces, own, single in zip(
         TEXTS, both["piece_scores"], both["token_scores"], apart["token_scores"]
     ):
@@ -241,14 +222,12 @@ def test_pieces_that_both_models_cut_are_listed(compare):
             inside = [begin <= first and last <= end for first, last in single["offsets"]]
             expected = sum(v for v, counts in zip(single["nll"], inside) if counts)
             assert nll == pytest.approx(expected)
-    assert "piece_scores" not in compare(**arguments)
+    assert "piece_scores" not in compare(reference=of_bytes)
 
 
-def test_tokenizers_without_offsets_cannot_be_compared_by_bytes(compare, other):
-    model = make_model("gpt2", vocab_size=300)
-    arguments = {"reference": {"model": model, "tokenizer": make_byte_tokenizer()}}
+def test_tokenizers_without_offsets_cannot_be_compared_by_bytes(compare, of_bytes):
     with pytest.raises(ValueError, match="requires token offsets: pass fast tokenizers for both"):
-        compare(tokenizer=SlowTokenizer(), **arguments)
+        compare(tokenizer=SlowTokenizer(), reference=of_bytes)
 
 
 def test_another_start_token_is_refused(compare, other):
@@ -265,28 +244,6 @@ def test_the_smaller_context_counts(compare, gpt2):
 
 
 # ---- infinity and NaN
-
-
-class Changed(torch.nn.Module):
-    """A model with other logits."""
-
-    def __init__(self, model, change):
-        super().__init__()
-        self.inner, self.config, self.change = model, model.config, change
-
-    def forward(self, ids):
-        output = self.inner(ids)
-        self.change(output.logits)
-        return output
-
-
-def suppress(logits):
-    logits[..., [1, 2]] = -math.inf
-
-
-def overflow(logits):
-    """On long texts."""
-    logits[:, 14:] = math.nan if len(logits) > 2 else 0.0
 
 
 def test_tokens_that_a_model_suppresses(compare, gpt2, other):
@@ -471,13 +428,10 @@ def test_divergence_is_of_the_scored_rows(compute, gpt2, other):
     assert comparison["worst_tokens"][0]["kl"] == pytest.approx(kl.max().item(), rel=1e-4)
 
 
-def test_a_span_after_white_space_that_has_no_token_is_compared(compute):
+def test_a_span_after_white_space_that_has_no_token_is_compared(compute, of_bytes):
     """Words have no token for it, bytes have one, which is not scored."""
-    byte_model, byte_tokenizer = make_model("gpt2", vocab_size=300), make_byte_tokenizer()
-    of_bytes = {"reference": {"model": byte_model, "tokenizer": byte_tokenizer}}
-    both = compute(
-        predictions=["w1 w2 w3"], score_spans=[[(3, 5)]], return_token_scores=True, **of_bytes
-    )
+    spans = {"predictions": ["w1 w2 w3"], "score_spans": [[(3, 5)]]}
+    both = compute(**spans, return_token_scores=True, reference=of_bytes)
     assert both["comparison"]["num_compared_bytes"] == 2
     assert both["piece_scores"][0]["offsets"] == [[3, 5]]
 

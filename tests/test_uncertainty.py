@@ -388,19 +388,6 @@ def test_a_cap_holds_for_the_interval():
     assert summarize([text(nlls + 30)], "capped", block_tokens=30)["perplexity_stderr"] is None
 
 
-def test_llama_cpp_and_mlx_lm():
-    """What the tools print behind ±, tokens taken as independent."""
-    nlls = np.random.default_rng(5).gamma(2.0, 1.5, 300)
-    scored = text(nlls, [100, 200])
-    perplexity = math.exp(nlls.mean())
-    variance = ((nlls**2).mean() - nlls.mean() ** 2) / (300 - 1)
-    llama_cpp = summarize([scored], error="population")["tool_stderr"]
-    assert llama_cpp == pytest.approx(math.sqrt(variance) * perplexity)
-    mlx_lm = summarize([scored], error="sample")["tool_stderr"]
-    assert mlx_lm == pytest.approx(nlls.std(ddof=1) / math.sqrt(300) * perplexity)
-    assert "tool_stderr" not in summarize([scored])
-
-
 def numbers(value):
     """All numbers in a result."""
     if isinstance(value, list):

@@ -292,24 +292,13 @@ def block():
     return Block(logits, torch.randint(97, (40,), generator=generator))
 
 
-def probabilities(block):
-    return block.logits.double().softmax(1)
-
-
-def test_entropy(block):
-    p = probabilities(block)
-    expected = -(p * p.log().clamp(min=-1e9)).sum(1)
-    torch.testing.assert_close(
-        Entropy()([block])["entropy"].double(), expected, rtol=2e-6, atol=1e-6
-    )
-    uniform = Block(torch.zeros(1, 50), torch.zeros(1, dtype=torch.long))
-    assert Entropy()([uniform])["entropy"].item() == close(math.log(50))
-
-
-def test_rank(block):
-    p = probabilities(block)
-    expected = [1 + int((row > row[t]).sum()) for row, t in zip(p, block.targets)]
-    assert Rank()([block])["rank"].tolist() == expected
+def test_entropy_and_rank(block):
+    p = block.logits.double().softmax(1)
+    entropy = -(p * p.log().clamp(min=-1e9)).sum(1)
+    measured = Entropy()([block])["entropy"].double()
+    torch.testing.assert_close(measured, entropy, rtol=2e-6, atol=1e-6)
+    ranks = [1 + int((row > row[target]).sum()) for row, target in zip(p, block.targets)]
+    assert Rank()([block])["rank"].tolist() == ranks
 
 
 @pytest.mark.parametrize("ids", [(0,), (3, 90, 5), tuple(range(97))])
