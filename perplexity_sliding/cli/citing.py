@@ -10,7 +10,7 @@ from .. import CITATION
 from ..arguments import WITHOUT_ADAPTER, is_address
 from ..digests import describe_probe
 from ..protocols import DEFAULT_PROTOCOL, PROTOCOLS
-from .comparing import AXES, SETTINGS, change_of, in_sentence, label, scored_share
+from .comparing import change_of, in_sentence, label_setting, scored_share
 from .measuring import model_names
 from .messages import COMMAND
 from .options import without_secrets
@@ -43,11 +43,8 @@ def cite(results: Sequence[dict], args: argparse.Namespace) -> str:
 
 def write_sentence(result: dict, first: dict, args: argparse.Namespace) -> str:
     fields = fields_of(result["signature"])
-    name, bounds, of_bits = (
-        fields["protocol"],
-        result["perplexity_interval"],
-        result.get("bits_per_byte_interval"),
-    )
+    name, bounds = fields["protocol"], result["perplexity_interval"]
+    of_bits = result.get("bits_per_byte_interval")
     model = result["name"] if "model" in args.axes else fields["model"]
     scope = f" (95 % interval {result['interval_scope']} "
     interval = f"{scope}{'–'.join(map(format_value, bounds))})" if bounds else ""
@@ -104,12 +101,13 @@ def describe_changes(result: dict, first: dict, args: argparse.Namespace) -> str
         cut = " in the smaller of their windows" if comparison["window_is_cut"] else ""
         return f" Compared with {args.reference}{cut}: {comparison['summary']}"
     said = ""
-    settings = [AXES[axis] for axis in args.axes if AXES[axis] in SETTINGS] or ["protocol"]
-    for key, keys in (("ratio_to_first_model", ["name"]), ("ratio_to_first", settings)):
+    names = {"ratio_to_first_model": first.get("name")}
+    names["ratio_to_first"] = label_setting(first, args.axes)
+    for key, name in names.items():
         changed, bounds = change_of(result, key)
         if changed:
             changed += f" ({bounds}), {in_sentence(result[key]['pvalue'])}" if bounds else ""
-            said += f" Paired change against {label(first, keys)}: {changed}."
+            said += f" Paired change against {name}: {changed}."
     return said
 
 

@@ -7,13 +7,16 @@ from itertools import chain, product
 
 from .. import __version__
 from .messages import one_line
-from .options import AXES as AXIS_NAMES
 from .tables import NOTHING, Column, Table, format_value, quoted, signature_fields, tabulate
 
-# Settings in which measurements differ, with the titles of their columns.
-SETTINGS = {"protocol": "protocol", "max_length": "window", "stride": "stride"}
 # The key that distinguishes measurements, for each axis.
-AXES = {"model": "name", "text": "text"} | {title: key for key, title in SETTINGS.items()}
+AXES = {
+    "model": "name",
+    "text": "text",
+    "protocol": "protocol",
+    "window": "max_length",
+    "stride": "stride",
+}
 # The share of scored tokens is shown below this value.
 NEARLY_ALL = 0.99
 # The number that a protocol's tool reports, where it is not the perplexity per token.
@@ -97,8 +100,7 @@ def pvalue_of(ratio: dict | None) -> str:
 def paired_with(results: Sequence[dict], axes: Sequence[str]) -> tuple[str, str]:
     if "model" in axes:
         return "ratio_to_first_model", results[0].get("name", "")
-    varying = [AXES[axis] for axis in axes if AXES[axis] in SETTINGS]
-    return "ratio_to_first", label(results[0], varying or ["protocol"])
+    return "ratio_to_first", label_setting(results[0], axes)
 
 
 def scored_share(row: dict) -> str:
@@ -129,6 +131,11 @@ def setting_of(row: dict, name: str) -> str:
 
 def label(row: dict, keys: Sequence[str]) -> str:
     return ", ".join(str(row[key]) for key in keys if row.get(key) is not None)
+
+
+def label_setting(row: dict, axes: Sequence[str]) -> str:
+    varying = [AXES[axis] for axis in axes if axis not in ("model", "text")]
+    return label(row, varying or ["protocol"])
 
 
 def list_errors(rows: Sequence[dict], keys: Sequence[str]) -> list[str]:
@@ -228,10 +235,10 @@ def tabulate_measurements(
     """
     results = [row for row in rows if "error" not in row]
     differ, axes = have_other_tokenizers(results), list(axes) or ["protocol"]
-    across = next((name for name in chosen if name in AXIS_NAMES), None)
+    across = next((name for name in chosen if name in AXES), None)
     down = [axis for axis in axes if axis != across] or ["protocol"]
     numbers = number_columns(results, axes, 4 if across is None else 2)
-    names = [name for name in chosen if name not in AXIS_NAMES]
+    names = [name for name in chosen if name not in AXES]
     names = [f"{a} {b}" if b == "interval" else b for a, b in zip(["", *names], names)]
     keys = [AXES[axis] for axis in axes]
     notes = [OTHER_TOKENIZERS] if differ else []
