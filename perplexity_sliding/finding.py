@@ -50,9 +50,9 @@ TOOLS = {
 }
 OTHER_TOOL, OTHER_WINDOW, WINDOW_AS_STRIDE, OTHER_STRIDE = 0.5, 0.4, 0.8, 0.4
 STARTS: dict[bool | str, float] = {True: 1.0, False: 0.6, "every": 0.2}
+# Layouts that are detokenized too: by a tool that does so, and by us, beside the layout's weight.
 DETOKENIZED = ("as-is", "joined", "each-article")
-# By a tool in the layout that it reads; by a tool in another layout, and by us, beside the layout.
-DETOKENIZED_BY_TOOL, DETOKENIZED_ELSEWHERE, DETOKENIZED_BY_US = 2.0, 0.5, 0.1
+DETOKENIZED_BY_TOOL, DETOKENIZED_BY_US = 2.0, 0.1
 # Averages, with their weights for tools that do not print them.
 AVERAGES = {
     **{"perplexity": 0.4, "mean_perplexity": 0.3, "word_perplexity": 0.3, "byte_perplexity": 0.1},
@@ -270,24 +270,17 @@ class Case:
 
 
 class Step(NamedTuple):
-    """Settings, with their weights, that are scored in one pass over the texts of each case.
-
-    It is plain if the texts are unchanged, the window is the tool's own, and the stride a usual part
-    of it.
-    """
+    """Settings, with their weights, that are scored in one pass over the texts of each case."""
 
     layout: str
     detokenizes: bool
     settings: dict[Setting, float]
     num_tokens: int
-    is_plain: bool
+    is_plain: bool  # unchanged texts, the tool's own window, and a usual part of it as stride
 
 
 def list_steps(cases: list[Case]) -> list[Step]:
-    """List the steps: plain ones first, each by the weight of its settings per token.
-
-    Tools that detokenize WikiText read articles separately, or all text as one.
-    """
+    """List the steps: plain ones first, each by the weight of its settings per token."""
     limits = [limit for case in cases if (limit := case.model.limit.length) is not None]
     choices = list_choices(min(limits, default=None))
     of_wikitext = any(is_wikitext(case.texts) for case in cases)
@@ -310,15 +303,13 @@ def list_steps(cases: list[Case]) -> list[Step]:
             seen.add((*plans, *read))
             plan, has_own_window = plans[0], setting.max_length is None
             has_usual_stride = plan.stride in [plan.max_length // part for part in PARTS]
-            is_plain = layout == "as-is" and not detokenizes and has_own_window
-            is_plain = is_plain and (setting.stride is None or has_usual_stride)
+            is_plain = has_own_window and (setting.stride is None or has_usual_stride)
+            is_plain = is_plain and layout == "as-is" and not detokenizes
             overlap = max(plan.max_length / plan.stride for plan in plans)
             level = sum(overlap > bound for bound in OVERLAPS)
             weight = usual
             if detokenizes:
-                is_usual = protocol.scores_each_text == (layout == "each-article")
-                by_tool = DETOKENIZED_BY_TOOL if is_usual else usual * DETOKENIZED_ELSEWHERE
-                weight = by_tool if protocol.detokenizes else usual * DETOKENIZED_BY_US
+                weight = DETOKENIZED_BY_TOOL if protocol.detokenizes else usual * DETOKENIZED_BY_US
             weight *= TOOLS.get(protocol.name, OTHER_TOOL) * STARTS[setting.add_start_token]
             weight *= 1.0 if has_own_window else OTHER_WINDOW
             if setting.stride is not None:

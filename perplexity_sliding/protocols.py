@@ -167,10 +167,7 @@ ROWS = (
     Protocol(
         "transformers-docs",
         source="transformers guide, mean of window means (2022-2024)",
-        description=(
-            "The same windows, but the average is taken over windows instead of tokens, so a short "
-            "last window counts as much as a full one."
-        ),
+        description="The same windows, averaged: a short last one counts as much as a full one.",
         feeds_last=True,
         stride="half",
         encoding="default",
@@ -311,10 +308,7 @@ ROWS = (
     Protocol(
         "yarn-truncated",
         source="YaRN, eval/perplexity.py --truncate",
-        description=(
-            "One window of each text, with the start token, and the rest is cut off: an average "
-            "over all lengths of context up to the window's."
-        ),
+        description="One window of each text, with the start token, and the rest is cut off.",
         feeds_last=True,
         start="every if any",
         last="cut",
