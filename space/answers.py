@@ -20,7 +20,7 @@ from perplexity_sliding.views.text import (
     utf16_length,
 )
 
-from .landmarks import Landmark, is_foreign, verdict
+from .landmarks import KEYS, LANGUAGE, NEAR, Landmark, is_foreign, verdict
 from .models import BUNDLED, ROUNDED
 from .protocols import guide
 from .samples import FOLDER
@@ -32,19 +32,29 @@ WORD = re.compile(r"[^\W\d_]{2,}(?:[’'][a-z]+)*")
 ENGLISH = ("gate", "list", "news", "opening", "portrait", "rhyme", "story", "technical")  # samples
 LONGEST_WORD = 40  # characters before a piece that may begin its word
 FOREIGN = "It has read English only; this looks like another language."
+UNKNOWN = "Full of words that it has never met: it has read old novels only."
+UNEXPECTED = "Full of words that it did not expect."
+FEWEST_KEYS = 40  # tokens of a text that may be called as surprising as random keys
 
 
 def score_answer(scored: Scored, landmarks: Sequence[Landmark]) -> dict:
     """Return everything that the page shows of a score."""
     result, settings = scored.result, scored.settings
     interval = interval_of(scored)
-    said = verdict(result["perplexity"], interval, landmarks)
-    if reads_english(scored) and is_foreign(scored.text) and math.isfinite(result["perplexity"]):
-        said = FOREIGN  # its number may lie near that of any landmark
+    is_vague = averages_tokens(scored) and interval is None
+    said = verdict(result["perplexity"], [1.0, math.inf] if is_vague else interval, landmarks)
+    is_placed, reads = True, reads_english(scored)
+    if reads and is_foreign(scored.text) and math.isfinite(result["perplexity"]):
+        known = dict(landmarks).get(LANGUAGE, math.inf)
+        is_placed = result["perplexity"] * math.exp(NEAR) > known
+        said = FOREIGN if is_placed else f"{FOREIGN} So its number says little."
+    elif KEYS in said and result["num_tokens"] < FEWEST_KEYS:
+        said = UNKNOWN if reads else UNEXPECTED
     return {
         "perplexity": _finite(result["perplexity"]),
         "interval": interval and [_finite(end) for end in interval],
         "verdict": said,
+        "placed": is_placed,  # whether its place on the scale says what the verdict does
         "landmarks": [[mark.name, _finite(mark.perplexity)] for mark in landmarks],
         "worst": worst_word(scored),
         "settings": {
@@ -140,21 +150,34 @@ def interval_of(scored: Scored) -> Sequence[float] | None:
 
 
 def worst_word(scored: Scored) -> dict | None:
-    """Return the word that surprised most per token, its chance and what was expected."""
+    """Return the word that surprised most per piece, its chance and what was expected."""
     worst = next(iter(most_surprising([scored], 1)), None)
-    expected = None
-    if worst and worst.expected:
-        segments, text = text_segments(scored)
-        segment = segments[worst.piece]
-        piece, _ = scored.tokens["alternatives"][segment.first][0]
-        expected = as_word(piece, text, segment.start)
     return worst and {
         "word": worst.word,
         "piece": worst.piece,
         "bits": in_bits(worst.nll),
         "odds": odds(worst.nll),
-        "expected": expected,
+        "expected": expected_instead(scored, worst.begin),
     }
+
+
+def expected_instead(scored: Scored, piece: int) -> str | None:
+    """Return the likeliest word in the place of the one that a piece begins.
+
+    A guess that goes on with the word before it, such as “These” after “The”, is none, nor is
+    punctuation; and the first whole word comes before what may be a part of one.
+    """
+    segments, text = text_segments(scored)
+    place = segments[piece]
+    tops = scored.tokens["alternatives"][place.first] if place.first == place.last else None
+    before = text[: place.start][-1:]
+    is_joined = before.lower() != before.upper()  # letters after it go on with its word
+    words = [
+        as_word(guess, text, place.start)
+        for guess, _ in tops or []
+        if any(map(str.isalpha, guess)) and not (is_joined and guess[0].isalpha())
+    ]
+    return next((word for word in words if not word.endswith("…")), next(iter(words), None))
 
 
 def recipe(scored: Scored) -> list[str]:

@@ -14,11 +14,12 @@ from typing import NamedTuple
 from .samples import FOLDER
 
 CHARACTERS = 900  # of a landmark: enough for a place on the scale, and read in a moment
+LANGUAGE, KEYS = "another language", "random keys"
 FILES = {
     "a nursery rhyme": "rhyme",
     "a novel": "story",
     "the news": "news",
-    "another language": "deutsch",
+    LANGUAGE: "deutsch",
 }
 NEAR = math.log(1.25)  # a perplexity within a quarter of a landmark's is about the same
 MANY_WORDS = 12  # English has one of its commonest words among so many
@@ -56,7 +57,7 @@ def landmark_texts() -> dict[str, str]:
     mashed = (
         "".join(keys.choices(string.ascii_lowercase, k=keys.randint(2, 8))) for _ in range(40)
     )
-    return texts | {"random keys": " ".join(mashed)}
+    return texts | {KEYS: " ".join(mashed)}
 
 
 def verdict(

@@ -402,7 +402,7 @@ function markRead(field) {
   const far = ({ value }) => Math.abs(Math.log(value / read));
   const nearest = isNumber && values.reduce((a, b) => (far(b) < far(a) ? b : a));
   view.querySelector(".ps-reading").textContent = !written ? ""
-    : !isNumber ? "Write it as it is printed, such as 29.41."
+    : !isNumber ? `Write it as it is printed, such as ${field.placeholder}.`
     : fits.length ? `It is ${fits.map(told).join("; ")}. That may be chance.`
     : `No row gives it. The nearest is ${told(nearest)}.`;
 }

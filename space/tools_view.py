@@ -22,7 +22,7 @@ TOO_SHORT = "The text must have at least"  # begins the metric's refusal
 MARGIN = 0.04  # of the axis, left free at either end
 READ_FIELD = (
     '<p><label class="ps-read">A number you have read: <input type="text" inputmode="decimal" autocomplete="off" '
-    'placeholder="29.41"></label> <span class="ps-reading" role="status"></span></p>'
+    'placeholder="{example:.2f}"></label> <span class="ps-reading" role="status"></span></p>'
 )
 
 
@@ -39,7 +39,7 @@ def tools_view(sweep: Sweep) -> str:
         "<p>All of them are “the perplexity”. Tools split the text differently, drop different parts, or "
         "average in another way. So say which one you used. Open a row to see how, and to score your text "
         f'that way.</p><p class="ps-note">{_whose_settings(first.settings)}</p>'
-        f'{READ_FIELD}<div class="ps-groups">{rows}</div>'
+        f'{READ_FIELD.format(example=first.result["perplexity"])}<div class="ps-groups">{rows}</div>'
         f"{KEY}{_no_protocol(sweep)}</div>"
     )
 

@@ -28,6 +28,8 @@ LABELS = ("under 1 bit", "1–3 bits", "3–6 bits", "6–10 bits", "10–15 bit
 ENDLESS = 1e9  # JSON has no infinity
 SCRIPT_DIGITS = 6  # the script shows two: rounded twice, 9.4955 bits would be 9.49
 LONGEST_WORD = 40  # characters from the first piece of a word to its last
+WORD = re.compile(r"\w+(?:[’']\w+)*")
+TOLD = regex.compile(r"\p{Alphabetic}|\p{Extended_Pictographic}")  # of punctuation, nothing is told
 PLAIN = "plain"  # the class of a piece without a colour
 GAP = "-"  # class of text that is shown but cannot be selected
 
@@ -227,21 +229,24 @@ class Surprise(NamedTuple):
 
     Attributes:
         piece: the number of its most surprising piece among the segments of the text.
+        begin: the number of its first piece.
         nll: of the whole word, in nats.
-        nll_per_token: by which words are ordered; by their sums, long words would always come first.
+        nll_per_piece: by which words are ordered; by their sums, long words would always come first, and
+            by tokens, an emoji never would, whose later bytes follow from its first.
         expected: how the word was expected to go on at that piece and the nll of that token; None where
             alternatives weren't asked for.
     """
 
     word: str
     piece: int
+    begin: int
     nll: float
-    nll_per_token: float
+    nll_per_piece: float
     expected: tuple[str, float] | None
 
 
 def most_surprising(readings: Iterable[Reading], most: int) -> list[Surprise]:
-    """List the words of all texts that surprised most per token, the first first.
+    """List the words and emoji of all texts that surprised most per piece, the first first.
 
     In scripts without spaces, such as Chinese, a word is the tokens that together encode one character.
     """
@@ -252,26 +257,27 @@ def most_surprising(readings: Iterable[Reading], most: int) -> list[Surprise]:
             own = [nlls[segments[piece].first : segments[piece].last + 1] for piece in pieces]
             first, last = segments[pieces[0]], segments[pieces[-1]]
             word = text[first.start : last.end]
-            if any(None in of_piece for of_piece in own) or not any(map(str.isalpha, word)):
+            if any(None in of_piece for of_piece in own) or not TOLD.search(word):
                 continue
             losses = list(map(sum, own))
             worst, nll = pieces[losses.index(max(losses))], sum(losses)
             begun = text[first.start : segments[worst].start].lstrip()
             expected = _expected(reading.tokens, segments[worst], begun)
-            per_token = nll / (last.last - first.first + 1)
-            found.append(Surprise(_visible(word), worst, nll, per_token, expected))
-    return sorted(found, key=lambda surprise: -surprise.nll_per_token)[:most]
+            per_piece = nll / len(pieces)
+            found.append(Surprise(_visible(word), worst, pieces[0], nll, per_piece, expected))
+    return sorted(found, key=lambda surprise: -surprise.nll_per_piece)[:most]
 
 
 def _words(segments: Sequence[Segment], text: str) -> list[list[int]]:
     """Group the numbers of segments with tokens: spaces begin a word, letters after letters go on."""
     words: list[list[int]] = []
+    inside = {at for word in WORD.finditer(text) for at in range(word.start() + 1, word.end())}
     for number, segment in enumerate(segments):
         if segment.first is None:
             continue
         begun = text[segments[words[-1][0]].start : segment.start] if words else ""
         around = text[max(0, segment.start - 1) : segment.start + 1]
-        goes_on = re.fullmatch(r"\w\w", around) and len(begun) <= LONGEST_WORD
+        goes_on = segment.start in inside and len(begun) <= LONGEST_WORD
         goes_on = goes_on and not any(script.search(around) for script in UNSPACED)
         if words and (goes_on or not begun.strip()):
             words[-1].append(number)

@@ -12,6 +12,7 @@ from perplexity_sliding.views import Reading
 from perplexity_sliding.views.text import most_surprising, number, odds
 from space.answers import (
     FOREIGN,
+    UNKNOWN,
     averages_tokens,
     interval_of,
     recipe,
@@ -20,7 +21,7 @@ from space.answers import (
     worst_word,
 )
 from space.jobs import Job
-from space.landmarks import Landmark
+from space.landmarks import KEYS, LANGUAGE, Landmark
 from space.models import BUNDLED
 from space.service import Service
 from space.settings import Settings
@@ -86,8 +87,8 @@ READ = {
 }
 
 
-def test_the_most_surprising_word_is_so_per_token():
-    """By their sums, long words always won."""
+def test_the_most_surprising_word_is_so_per_piece():
+    """By their sums, long words always won; by tokens, an emoji's bytes lost."""
     reading = Reading("a Josiah b, c", READ, {}, "model")
     assert [word.word for word in most_surprising([reading], 9)] == ["b", "c", "Josiah"]
     told = worst_word(reading)
@@ -113,25 +114,38 @@ def test_a_character_of_several_tokens_surprises_as_their_sum():
 
 
 @pytest.mark.parametrize(
-    "begins, expected, said",
+    "guesses, said",
     [
-        ("ia", "h", "Josh…"),
-        ("ia", ", ", ","),
-        ("ia", " the", "the"),
-        ("Jos", "Al", "Al…"),
-        ("Jos", "We", "We"),
+        (["se", ",", " old", " Al"], "old"),
+        (["se", " Al", " old"], "old"),
+        (["se", " Al"], "Al…"),
+        (["se", "“"], None),
     ],
 )
-def test_what_was_expected_within_a_word_is_said_with_its_beginning(begins, expected, said):
-    text, offsets = "“Josian", [[0, 1], [1, 4], [4, 6], [6, 7]]
-    place = offsets.index([text.index(begins), text.index(begins) + len(begins)])
+@pytest.mark.parametrize("worst", [1, 2])
+def test_a_new_word_is_expected_in_the_place_of_the_whole_word(guesses, said, worst):
+    """It expected “These” after “The”, and the word was half of one."""
+    text, offsets = "The Josian", [[0, 3], [3, 7], [7, 10]]
     tokens = {
         "offsets": offsets,
-        "nll": [9.0 if number == place else 1.0 for number in range(len(offsets))],
+        "nll": [9.0 if number == worst else 1.0 for number in range(3)],
         "tokens": [text[a:b] for a, b in offsets],
-        "alternatives": [[(expected, 0.1)]] * len(offsets),
+        "alternatives": [[("x", 0.1)], [(guess, 0.1) for guess in guesses], [("h", 0.1)]],
     }
-    assert worst_word(Reading(text, tokens, {}, "model"))["expected"] == said
+    told = worst_word(Reading(text, tokens, {}, "model"))
+    assert (told["word"], told["expected"]) == ("Josian", said)
+
+
+def test_a_word_with_an_apostrophe_is_whole_and_an_emoji_is_one():
+    text, offsets = "I didn’t 🎉", [[0, 1], [1, 6], [6, 7], [7, 8], [8, 10], [9, 10], [9, 10]]
+    tokens = {
+        "offsets": offsets,
+        "nll": [1.0, 8.0, 7.0, 9.0, 6.0, 1.0, 2.0],
+        "tokens": [text[a:b] for a, b in offsets],
+        "alternatives": [[("x", 0.1)]] * len(offsets),
+    }
+    words = most_surprising([Reading(text, tokens, {}, "model")], 9)
+    assert [word.word for word in words] == ["🎉", "didn’t", "I"]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +168,16 @@ def test_another_language_has_no_place_on_the_scale(service):
     scored = service.score(
         "Der Zug kommt heute nicht, und wir warten auf ihn.", Settings(BUNDLED), Job(60)
     )
-    assert score_answer(scored, MARKS)["verdict"] == FOREIGN
+    answer = score_answer(scored, [Landmark(LANGUAGE, 2.0)])
+    assert answer["verdict"] == FOREIGN and answer["placed"]
+    answer = score_answer(scored, [Landmark(LANGUAGE, 1e9)])
+    assert answer["verdict"].startswith(FOREIGN) and not answer["placed"]
+
+
+@pytest.mark.parametrize("repeats, said", [(1, UNKNOWN), (9, "More surprising than random keys.")])
+def test_a_short_text_is_not_called_random_keys(service, repeats, said):
+    scored = service.score("email my boss " * repeats, Settings(BUNDLED), Job(60))
+    assert score_answer(scored, [Landmark(KEYS, 2.0)])["verdict"] == said
 
 
 def test_numbers_and_odds_for_people():
