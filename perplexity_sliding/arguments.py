@@ -577,7 +577,7 @@ def check_combinations(given: Mapping[str, Any], forms: Mapping[str, bool]) -> N
             continue
         for other in argument.excludes:
             if other in present:
-                advice = "Make a separate call for each."
+                advice = "Leave one out, or make a separate call for each."
                 raise ArgumentError(name, f"be left out with {other}", advice)
         if argument.needs is not None and f"`{argument.needs}`" not in present:
             raise ArgumentError(name, f"be left out without `{argument.needs}`")
