@@ -250,7 +250,7 @@ def other(tmp_path_factory) -> str:
         (["--separator=\\n"], "in one text (joined by '\\n'), "),
         (["--protocol=transformers-docs"], r"(joined by '\n\n')"),
         (["--protocol=run-clm"], "(with their token ids joined)"),
-        (["--detokenize=wikitext"], "detokenised from WikiText's form by detokenize_wikitext"),
+        (["--detokenize=wikitext"], "detokenised from WikiText's form as lm-eval"),
     ],
     ids=str,
 )

@@ -150,7 +150,7 @@ def test_wikitext_is_read_and_counted_as_the_protocols_tool_does(run, expected):
         for name in ("perplexity", "word_perplexity", "bits_per_byte"):
             assert row[name] == pytest.approx(own[name]), (protocol, name)
             assert result[name] == pytest.approx(own[name]), (protocol, name)
-        assert "|detokenizer:detokenize_wikitext|" in result["signature"]
+        assert "|detokenizer:wikitext|" in result["signature"]
 
 
 @pytest.mark.parametrize("argv", [[], ["--protocol=lm-eval"], ["--protocol=lm-eval,sliding"]])

@@ -82,7 +82,7 @@ def describe_layout(result: dict, args: argparse.Namespace) -> str:
     elif result["num_texts"] > 1 or join != "None":
         said.append(JOINED[join])
     if "detokenizer" in fields:
-        said.append(f"detokenised from WikiText's form by {fields['detokenizer']}")
+        said.append("detokenised from WikiText's form as lm-evaluation-harness does")
     if fields.get("context") == "messages":
         said.append(f"of each chat the assistant's turns, boundary {fields['boundary']}")
     if args.context_column:

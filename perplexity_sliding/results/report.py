@@ -13,7 +13,7 @@ from ..models.interface import ScoredModel, describe_measurement
 from ..plan.measurement import LONG_TEXT, Columns, Measurement, scatter_to_tokens
 from ..plan.tokenization import TokenizedText, tokens_of
 from ..plan.windows import Window, count_inputs, guide_weights, merge_windows, num_scored, unite
-from ..protocols import count_words, detokenize_wikitext
+from ..protocols import count_words
 from ..scoring.measures import TOKEN_MEASURES
 from .totals import Aggregation, TextScores, Totals
 from .words import WordScoring
@@ -110,7 +110,7 @@ class ScoredMeasurement:
             "add_start_token": False if plan.start == "none" else plan.start,
             "model_name": self.model.name,
         }
-        more = {"detokenizer": detokenize_wikitext.__name__} if is_detokenized else {}
+        more = {"detokenizer": "wikitext"} if is_detokenized else {}
         if self.word_scoring is not None:
             more |= self.word_scoring.fields()
         fields = self.measurement.signature_fields()
