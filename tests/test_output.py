@@ -5,7 +5,6 @@ import io
 import json
 import math
 import re
-import sys
 from pathlib import Path
 
 import pyarrow.parquet
@@ -219,19 +218,6 @@ def test_names_and_reasons_fit_into_80_columns(call, monkeypatch, name):
     assert max(map(tables.columns_of, lines)) <= 80
     assert lines[1].endswith(tuple("0123456789")) and name[-5:] in lines[1]
     assert name == "a.txt" or "Hidden columns: " in "\n".join(lines)
-
-
-def test_a_terminal_has_colours_and_the_words_of_a_pipe(call, monkeypatch):
-    plain = call("a.txt", "b.txt").out
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm-256color")
-    coloured = call("a.txt", "b.txt").out
-    assert "\x1b[1m" in coloured
-    assert re.sub(r"\x1b\[[\d;]*m", "", coloured) == plain
-    monkeypatch.delenv("FORCE_COLOR")
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert "\x1b" not in call("a.txt", "--stride=4,8").out
 
 
 # ---- the sentence for a paper

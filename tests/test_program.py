@@ -99,11 +99,10 @@ def test_bad_input_is_one_line_and_exit_code_2(call, argv, message):
 
 
 NO_MODELS = {
-    "./nowhere": "--model ./nowhere: there is no such folder.",
+    "./nowhere": "./nowhere: there is no such folder.",
     "weights.gguf": "there is none at 'weights.gguf'",
     "bare/model.safetensors": "--model must be a folder or a name on the Hub, got the file",
-    "bare": "--model bare is a folder without config.json.",
-    "run": "Pass one of run/checkpoint-9, run/checkpoint-10.",
+    "bare": "bare is a folder without config.json.",
     "run/checkpoint-?": "run/checkpoint-9",
     "no/checkpoint-?": "--model no/checkpoint-?: no folder and no .gguf file matches.",
 }

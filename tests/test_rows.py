@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import math
-import re
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -152,18 +151,6 @@ def test_rows_of_one_word_are_joined_by_their_id(call, metric, tiny, tmp_path):
     nats = [value for scores in result["word_scores"] for value in scores["surprisal"]]
     shown = [float(row["surprisal_bits"]) * math.log(2) for row in rows]
     assert shown == pytest.approx(nats, rel=1e-5)
-
-
-def test_without_that_a_table_of_words_is_warned_of(call, tmp_path):
-    """It was scored word by word, in silence."""
-    path = write(tmp_path, READ)
-    for argv in (["--words"], ["--id-column=item"]):
-        (warning,) = call(path, "--text-column=word", *argv).warnings
-        assert "hold one word each" in warning and "--id-column" in warning
-    sentences = [{"text": "w3 w4"} for _ in range(6)]
-    assert call(write(tmp_path, sentences)).warnings == []
-    chinese = [{"text": CHINESE[0]} for _ in range(6)]
-    assert not re.search("one word", call(write(tmp_path, chinese)).err)
 
 
 JOINED = {

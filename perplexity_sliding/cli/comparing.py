@@ -22,8 +22,6 @@ NEARLY_ALL = 0.99
 # The number that a protocol's tool reports, where it is not the perplexity per token.
 OF_TOOLS = {"lm-eval": "word perplexity", "megatron": "adjusted"}
 OTHER_TOKENIZERS = "The tokenizers differ: perplexities per token cannot be compared."
-CONTEXT_CHARACTERS = 30
-WORST_TOKENS = 8
 
 
 # --- numbers of a result --------------------------------------------------------------------------
@@ -370,12 +368,8 @@ def describe_window(row: dict) -> str:
     return f"{window:,}, no limit" if own is None else f"{window:,} of {own:,}"
 
 
-def report_comparison(report: dict, reference: str, texts: Sequence[str]) -> list[str | Table]:
-    """Return the report on one model: first whether it is worse, then what changes.
-
-    Args:
-        texts: the scored texts, to show tokens in context; tokens of joined texts are shown alone.
-    """
+def report_comparison(report: dict, reference: str) -> list[str | Table]:
+    """Return the report on one model: first whether it is worse, then what changes."""
     comparison = report["comparison"]
     blocks = [comparison["summary"], tabulate_models([report], reference)]
     if comparison["compared"] == "bytes":
@@ -405,71 +399,4 @@ def report_comparison(report: dict, reference: str, texts: Sequence[str]) -> lis
             f"{comparison['num_infinite_kl']:,} tokens have an infinite divergence: the model assigns "
             "probability 0 to tokens that the reference does not"
         )
-    blocks.append("\n".join(lines))
-    groups = {
-        "reference's p": ("by_confidence", "{:.0f} – {:.0f} %", 100),
-        "context": ("by_tokens_seen", "{} – {}", 1),
-    }
-    blocks += [
-        tabulate_groups(title, comparison[key], form, scale)
-        for title, (key, form, scale) in groups.items()
-        if comparison.get(key)
-    ]
-    return [*blocks, tabulate_worst(comparison["worst_tokens"], texts)]
-
-
-def tabulate_groups(title: str, groups: Sequence[dict], form: str, scale: float) -> Table:
-    """Tabulate the divergence and change of groups of tokens.
-
-    Args:
-        form, scale: format of the bounds of a group, and what they are multiplied by.
-    """
-
-    def name(group: dict) -> str:
-        low, high = scale * group["low"], scale * group["high"]
-        return f"{low}" if low == high else form.format(low, high)
-
-    def ratios(group: dict) -> list[float] | None:
-        bounds = group["log_ratio_interval"]
-        return bounds and [math.exp(min(bound, 700.0)) for bound in bounds]
-
-    return tabulate(
-        groups,
-        [
-            Column(title, name, left=True),
-            Column("share", lambda group: percent(group["share"])),
-            Column("KL, nats", "kl", 5),
-            Column("interval", "kl_interval", 5),
-            Column("perplexity", lambda group: f"× {math.exp(min(group['log_ratio'], 700.0)):.4f}"),
-            Column("interval", ratios, 4),
-        ],
-    )
-
-
-def tabulate_worst(tokens: Sequence[dict], texts: Sequence[str]) -> str | Table:
-    changed = [token for token in tokens if token.get("kl", token["nll"] != token["reference_nll"])]
-    if not changed:
-        return "No token's probability changed."
-
-    def place(token: dict) -> str:
-        offset = token["offset"]
-        where = f"token {token['position']}" if offset is None else f"{offset[0]}-{offset[1]}"
-        return f"{token['text']}: {where}"
-
-    def in_context(token: dict) -> str:
-        if token["offset"] is None or token["text"] >= len(texts):
-            return f"[{quoted(token['token'])}]"
-        (begin, end), text = token["offset"], texts[token["text"]]
-        before = text[max(0, begin - CONTEXT_CHARACTERS) : begin]
-        return " ".join(f"…{before}[{text[begin:end]}]".split())
-
-    return tabulate(
-        changed[:WORST_TOKENS],
-        [
-            Column("worst tokens", place, left=True),
-            Column("KL, nats", "kl", 4),
-            Column("was", lambda token: percent(math.exp(-token["reference_nll"]))),
-            Column("is", lambda token: percent(math.exp(-token["nll"]))),
-            Column("in the text", in_context, left=True),
-        ],
-    )
+    return [*blocks, "\n".join(lines)]

@@ -8,12 +8,11 @@ import warnings
 from itertools import chain
 from pathlib import Path
 
-from ..arguments import WITHOUT_ADAPTER, is_address
 from . import output, rows, stored
 from .comparing import AXES, label
 from .measuring import Report, load_metric, measure, merge
-from .messages import Progress, describe, in_options, list_some, say, show_traceback, to_stdout
-from .options import by_numbers, parse_arguments, was_started_by_torchrun
+from .messages import Progress, describe, harmless, in_options, say, show_traceback, to_stdout
+from .options import parse_arguments, was_started_by_torchrun
 from .reading import check_outputs, open_texts
 
 # Exit codes; 128 plus the number of a signal that ended the run.
@@ -35,10 +34,14 @@ def run(args: argparse.Namespace) -> int:
         check_outputs(args, args.files)
         args.takes_bundled_model = False  # the parts name their model
         return deliver(merge(args), args)
-    for name in args.models:
-        check_model(name, "--model", args.model_kwargs)
-    if args.reference and args.reference != WITHOUT_ADAPTER:
-        check_model(args.reference, "--reference", args.reference_model_kwargs)
+    for name in filter(None, [*args.models, args.reference]):  # before slow imports
+        path = Path(name).expanduser()
+        if name.startswith((".", "/", "~")) and not path.exists():
+            raise ValueError(f"{name}: there is no such folder.")
+        marks = ("config.json", "adapter_config.json", "*.gguf")
+        if path.is_dir() and not args.model_kwargs and not any(map(any, map(path.glob, marks))):
+            advice = "Pass one written by save_pretrained, such as a checkpoint inside it."
+            raise ValueError(f"{name} is a folder without config.json. {advice}")
     if args.find:
         from .searching import search
 
@@ -71,27 +74,6 @@ def is_first() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def check_model(name: str, option: str, settings: dict | None) -> None:
-    """Refuse before slow imports what is certainly no model; the engine refuses the rest.
-
-    Args:
-        settings: for `from_pretrained`; a model may lie in a `subfolder`.
-    """
-    path = Path(name).expanduser()
-    if is_address(name) or path.is_file():
-        return
-    if not path.exists():
-        if name.startswith((".", "/", "~")) or name.endswith("/"):
-            raise ValueError(f"{option} {name}: there is no such folder.")
-        return
-    marks = ("config.json", "adapter_config.json", "*.gguf")
-    if "subfolder" in (settings or {}) or any(map(any, map(path.glob, marks))):
-        return
-    inside = sorted((str(file.parent) for file in path.rglob("config.json")), key=by_numbers)
-    advice = f"one of {list_some(inside)}" if inside else "a folder written by save_pretrained"
-    raise ValueError(f"{option} {name} is a folder without config.json. Pass {advice}.")
-
-
 def deliver(report: Report, args: argparse.Namespace) -> int:
     """Write the files, then print; return the exit code.
 
@@ -114,7 +96,8 @@ def deliver(report: Report, args: argparse.Namespace) -> int:
     if args.show:
         output.print_texts(report.shown)
     if args.output is None:
-        to_stdout(output.printed(report, args))
+        pieces = output.render(report, args)
+        to_stdout(map(harmless, pieces) if sys.stdout.isatty() else pieces)
     for sentence in said:
         say(sentence)
     if failure is not None:

@@ -16,8 +16,6 @@ from .options import TIDY, stored_options
 
 LOWER = "Lower is better."
 BUNDLED = "Model: the bundled demo; choose another with --model NAME."
-# Styles of the roles of text on a terminal.
-STYLES = {"title": "bold", "number": "bold cyan", "signature": "green"}
 MOST_ERRORS = 5
 MOST_SURPRISING = 5
 # Styles by level of surprisal.  All colours have a contrast of at least 4.5 to black and to white.
@@ -57,14 +55,6 @@ def write_pieces(pieces: Iterable[str], path: str) -> None:
         file.writelines(pieces)
 
 
-def printed(report: Report, args: argparse.Namespace) -> Iterator[str]:
-    if not sys.stdout.isatty():
-        return render(report, args)
-    if args.format != "text" or args.cite:
-        return map(harmless, render(report, args))
-    return as_text(report, args, colours())
-
-
 def render(report: Report, args: argparse.Namespace) -> Iterator[str]:
     if args.cite:
         return map(harmless, [citing.cite(report.results, args) + "\n"])
@@ -74,10 +64,11 @@ def render(report: Report, args: argparse.Namespace) -> Iterator[str]:
         return (f"{rows.to_json(row)}\n" for row in tidy_rows(report, args)())
     if args.format in ("csv", "tsv"):
         return rows.to_csv(tidy_rows(report, args), {"csv": ",", "tsv": "\t"}[args.format])
-    if args.format == "text":
-        return map(harmless, as_text(report, args))
-    writer = {"markdown": tables.to_markdown, "latex": tables.to_latex}[args.format]
-    return map(harmless, paragraphs(all_tables(report, args, writer)))
+    writer = {"text": to_text, "markdown": tables.to_markdown, "latex": tables.to_latex}[
+        args.format
+    ]
+    notes = text_notes(report, args) if args.format == "text" else ()
+    return map(harmless, chain(paragraphs(all_tables(report, args, writer)), notes))
 
 
 def paragraphs(texts: Iterable[str]) -> Iterator[str]:
@@ -129,41 +120,20 @@ def tidy_rows(report: Report, args: argparse.Namespace) -> rows.Rows:
 # --- text -----------------------------------------------------------------------------------------
 
 
-def colours() -> Callable[[str, str], str]:
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(file=sys.stdout, highlight=False)
-
-    def paint(role: str, text: str) -> str:
-        with console.capture() as written:
-            styled = Text(harmless(text), "" if console.no_color else STYLES.get(role, ""))
-            console.print(styled, end="", soft_wrap=True)
-        return written.get()
-
-    return paint
+def to_text(what: tables.Table | str, title: str = "") -> str:
+    body = what if isinstance(what, str) else tables.lay_out(what)
+    return f"{title}\n{body}" if title else body
 
 
-def as_text(
-    report: Report,
-    args: argparse.Namespace,
-    paint: Callable[[str, str], str] = lambda _, text: text,
-) -> Iterator[str]:
-
-    def write(what: tables.Table | str, title: str = "") -> str:
-        body = paint("", what) if isinstance(what, str) else tables.lay_out(what, paint=paint)
-        return f"{paint('title', title)}\n{body}" if title else body
-
-    yield from paragraphs(all_tables(report, args, write))
+def text_notes(report: Report, args: argparse.Namespace) -> Iterator[str]:
     notes = notes_on(report)
     if report.corpus is not None and not args.unit:
         notes.append(f"{LOWER} {BUNDLED}" if args.takes_bundled_model else LOWER)
     for note in notes:
         for line in tables.wrapped(note, tables.terminal_width()):
-            yield f"{paint('', line)}\n"
+            yield f"{line}\n"
     key = "signature" if args.verbose else "signature_short"
-    signatures = dict.fromkeys(result[key] for result in report.results)
-    yield "\n{}\n".format(paint("signature", "\n".join(signatures)))
+    yield "\n{}\n".format("\n".join(dict.fromkeys(result[key] for result in report.results)))
 
 
 def all_tables(
@@ -176,8 +146,7 @@ def all_tables(
     measurements = report.measurements or [report.corpus]
     [reference] = short_names([args.reference or ""])
     if args.format == "text" and args.reference and not (args.models[1:] or args.is_grid):
-        texts = [text.wording for text in report.scored]
-        yield from map(write, comparing.report_comparison(report.results[0], reference, texts))
+        yield from map(write, comparing.report_comparison(report.results[0], reference))
     else:
         if args.reference:
             table = comparing.tabulate_models(measurements, reference)

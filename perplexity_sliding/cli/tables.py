@@ -107,10 +107,7 @@ def printable(name: str) -> str:
 # --- terminals ------------------------------------------------------------------------------------
 
 
-def lay_out(
-    what: Table, width: int | None = None, paint: Callable[[str, str], str] = lambda _, text: text
-) -> str:
-    """Format a table for a width; `paint` colours pieces by their role: "title", "number" or none."""
+def lay_out(what: Table, width: int | None = None) -> str:
     width = width or terminal_width()
     cells = [[column.title for column in what.columns], *what.lines]
     sizes = [max(map(columns_of, column)) for column in zip(*cells)]
@@ -124,18 +121,16 @@ def lay_out(
         hidden.append(what.columns[worst].title)
     sizes[0] += max(0, min(room, longest - sizes[0]))  # the names take what is left
     lines = []
-    for place, line in enumerate(cells):
+    for line in cells:
         parts = []
         for n in kept:
             piece = line[n] if n else shorten(line[n], sizes[n])
             column, gap = what.columns[n], " " * (sizes[n] - columns_of(piece))
-            role = "number" if column.title == "perplexity" else ""
-            painted = paint("title" if not place else role, piece) if piece else ""
-            parts.append(painted + gap if column.left else gap + painted)
+            parts.append(piece + gap if column.left else gap + piece)
         lines.append("  ".join(parts).rstrip())
     notes = [f"Hidden columns: {', '.join(hidden)} (--format csv shows all)."] if hidden else []
     for note in [*what.notes, *notes]:
-        lines += [paint("", part) for part in wrapped(note, width)]
+        lines += wrapped(note, width)
     return "\n".join(lines)
 
 
