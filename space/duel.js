@@ -2,6 +2,7 @@
    The rounds come from duel.json; what is played stays in the player's browser. */
 const DUEL_KEPT = "perplexity-sliding-duel", GAPS = 10, OPTIONS = 6;
 const TAP = 5, MOST_TAPS = 3; // each tap makes an option five times as likely
+const NO_IDEA = 1 / OPTIONS, TWICE_MS = 500; // in which a second press is one too many
 const DAY_MS = 86_400_000;
 const asPercent = (share) =>
   (share >= 0.995 ? "99" : share >= 0.01 ? (100 * share).toFixed(0) : "< 1") + " %";
@@ -22,16 +23,21 @@ const tapsOf = (bet) => [...bet].map(Number);
 const perplexityOf = (shares) =>
   Math.exp(-shares.reduce((sum, share) => sum + Math.log(share), 0) / shares.length);
 
-/* Everything about the words that were played: what both gave to each, and who gave more. */
-const isYours = ({ you, model }) => you > model;
+/* Whose a word is: the longer bar's, if it is longer than that of no idea; else nobody's. */
+function ownerOf({ you, model }) {
+  if (Math.max(you, model) < NO_IDEA + 1e-9) return "nobody";
+  return you > model ? "you" : "its";
+}
+const SIGNS = { you: "✓", its: "×", nobody: "–" };
+/* Everything about the words that were played: what both gave to each, and whose they are. */
 function scoreDuel({ gaps, known, bets }) {
   const words = bets.map((bet, n) => {
     const { options, answer } = gaps[n];
     const you = betOf(tapsOf(bet))[answer], model = chancesOf(gaps[n][known])[answer];
     return { word: options[answer], you, model };
   });
-  const yours = words.filter(isYours).length;
-  return { words, you: yours, model: words.length - yours };
+  const owners = words.map(ownerOf), won = (name) => owners.filter((owner) => owner === name).length;
+  return { words, owners, you: won("you"), model: won("its") };
 }
 
 /* --- what is kept, in this browser alone --- */
@@ -81,7 +87,8 @@ function paragraph(name, ...parts) {
   return made;
 }
 
-async function openDuel(link = null) {
+let chosen = null; // what was played or read last, to which one comes back
+async function openDuel(link = chosen) {
   if (byId("duel")) return;
   const { dialog, body } = openDialog("duel", "Beat the machine");
   dialog.addEventListener("close", () => {
@@ -95,7 +102,8 @@ async function openDuel(link = null) {
     return body.append(make("p", "alert", "The words did not arrive. Close this, and try again."));
   }
   const number = link && link.number <= rounds.length ? link.number : todays() + 1;
-  introduce(number, link?.beat ?? null);
+  if (link?.known === "five") return startDuel(number, null, "five");
+  return introduce(number, link?.beat ?? null, link === chosen);
 }
 
 function show(count, ...parts) {
@@ -106,22 +114,27 @@ function show(count, ...parts) {
 }
 
 function startDuel(number, beat, known = "whole") {
+  chosen = { number, beat, known };
   const round = rounds[number - 1], gaps = known === "whole" ? round.gaps : round.more;
   const name = `${number}-${known}`;
   const duel = { number, beat, known, round, gaps, name, bets: readBets(name) };
   return duel.bets.length < GAPS ? playGap(duel) : showResult(duel);
 }
 
-function introduce(number, beat) {
-  const { title, language } = rounds[number - 1], begin = button("Begin", () => startDuel(number, beat), "main go");
-  const bets = readBets(`${number}-whole`);
-  if (bets.length) return startDuel(number, beat);
-  const friend = beat === null ? [] : [paragraph("beat", `A friend sent you this, and won ${asWord(beat)} of ten.`)];
+function introduce(number, beat, isBack = false) {
+  chosen = { number, beat, known: "whole" };
+  const { title, language } = rounds[number - 1], { length } = readBets(`${number}-whole`);
+  const words = length ? `Go on with word ${length + 1} of ${GAPS}` : "Begin";
+  const begin = button(words, () => startDuel(number, beat), "main go");
+  if (length === GAPS || (length && (beat === null || isBack))) return startDuel(number, beat);
+  const begun = length ? ` Your friend’s ten words are those that you have begun.` : "";
+  const friend = beat === null ? []
+    : [paragraph("beat", `A friend sent you this, and won ${asWord(beat)} of ten.${begun}`)];
   const keys = matchMedia("(pointer: coarse)").matches ? "" : "Keys 1 to 6 tap, Enter goes on. ";
   const tongue = language === "English" ? "" : ` ${language}, which this machine never read.`;
   show("",
     make("p", "lead", `Ten words of “${title}” are hidden. For each, you and a language model bet on six.`), ...friend,
-    make("p", "", `Tap the word that you think comes next; tap again, up to three times, to bet more. Who puts more on the word that came, wins it.${tongue}`),
+    make("p", "", `Tap the word that you think comes next; tap again, up to three times, to bet more. The longer bar on the word that came wins it, if it is longer than that of no idea.${tongue}`),
     make("p", "quiet", `${keys}A minute or two. Your bets stay in this browser.`), begin);
   begin.focus({ preventScroll: true });
   return null;
@@ -154,6 +167,7 @@ function playGap(duel) {
   show(`${number + 1} of ${GAPS}`, scoreLine(duel), text, group, most, reveal);
   text.scrollTop = text.scrollHeight;
   group.focus({ preventScroll: true });
+  group.scrollIntoView({ block: "nearest" });
   update();
 
   function tap(n) {
@@ -180,7 +194,7 @@ function playGap(duel) {
 function showWord(duel) {
   const number = duel.bets.length - 1, gap = duel.gaps[number];
   const mine = betOf(tapsOf(duel.bets[number])), its = chancesOf(gap[duel.known]);
-  const { answer } = gap, isMine = mine[answer] > its[answer];
+  const { answer } = gap, owner = ownerOf({ you: mine[answer], model: its[answer] }), shownAt = performance.now();
   const table = make("div", "bars");
   gap.options.forEach((word, n) => {
     const row = make("div", n === answer ? "row came" : "row");
@@ -194,17 +208,21 @@ function showWord(duel) {
     row.prepend(make("b", "", n === answer ? `${word} ✓` : word));
     table.append(row);
   });
-  const won = isMine ? "This one is yours." : "The machine takes it.";
+  const won = { you: "This one is yours.", its: "The machine takes it.", nobody: "Nobody knew: it is no one’s." }[owner];
   const verdict = paragraph("verdict", "It was ", make("b", "", gap.options[answer]),
     `: you ${asPercent(mine[answer])}, the machine ${asPercent(its[answer])}. ${won}`);
   verdict.setAttribute("role", "status");
   const isLast = duel.bets.length === GAPS;
-  const next = button(isLast ? "Who won?" : "Next word", () => (isLast ? showResult(duel) : playGap(duel)), "main go");
-  const key = paragraph("quiet key", make("i", "you"), " you ", make("i", "its"), " the machine");
+  const next = button(isLast ? "Who won?" : "Next word", () => {
+    if (performance.now() - shownAt > TWICE_MS) (isLast ? showResult : playGap)(duel);
+  }, "main go");
+  const rule = ` · The longer bar on the word that came wins it, if it is longer than the ${asPercent(NO_IDEA)} of no idea.`;
+  const key = paragraph("quiet key", make("i", "you"), " you ", make("i", "its"), " the machine", number ? "" : rule);
   const text = textSoFar(duel, number, true);
   show(`${number + 1} of ${GAPS}`, scoreLine(duel), text, verdict, table, key, next);
   text.scrollTop = text.scrollHeight;
   next.focus({ preventScroll: true });
+  verdict.scrollIntoView({ block: "nearest" });
 }
 
 /* Digits tap; Enter goes on, unless a button has the focus and is pressed by it. */
@@ -230,10 +248,10 @@ function textSoFar(duel, number, isShown) {
     line.append(`… ${lastWords(text, gap.at, 5)} `, mark);
     return line;
   }
-  const { words } = scoreDuel(duel);
+  const { words, owners } = scoreDuel(duel);
   let from = 0;
   duel.gaps.slice(0, number).forEach((past, n) => {
-    line.append(text.slice(from, past.at), make("b", isYours(words[n]) ? "you" : "its", words[n].word));
+    line.append(text.slice(from, past.at), make("b", owners[n], words[n].word));
     from = past.at + words[n].word.length;
   });
   line.append(text.slice(from, gap.at), mark);
@@ -243,19 +261,23 @@ function textSoFar(duel, number, isShown) {
 /* --- the end --- */
 
 function showResult(duel) {
-  const result = scoreDuel(duel), { you, model, words } = result, { number, round, beat, known } = duel;
+  const result = scoreDuel(duel), { you, model, words, owners } = result, { number, round, beat, known } = duel;
   const heading = make("h3", "", you > model ? `You beat the machine, ${you} to ${model}.`
-    : you < model ? `The machine wins, ${model} to ${you}.` : "A draw, five all.");
+    : you < model ? `The machine wins, ${model} to ${you}.` : `A draw, ${asWord(you)} all.`);
   heading.tabIndex = -1;
   const mine = perplexityOf(words.map((word) => word.you)), its = perplexityOf(words.map((word) => word.model));
   const squares = make("div", "squares");
-  const line = paragraph("", ...words.map((word) => (isYours(word) ? make("i", "you", "✓") : make("i", "its", "×"))));
+  const line = paragraph("", ...owners.map((owner) => make("i", owner, SIGNS[owner])));
   line.setAttribute("role", "img");
-  line.setAttribute("aria-label", words.map((word) => `${word.word}: ${isYours(word) ? "yours" : "the machine’s"}`).join(", "));
-  squares.append(line, make("p", "quiet", `The ten words of “${round.title}”: ✓ yours, × the machine’s.`));
+  line.setAttribute("aria-label", words.map(({ word }, n) =>
+    `${word}: ${{ you: "yours", its: "the machine’s", nobody: "nobody’s" }[owners[n]]}`).join(", "));
+  const neither = you + model < GAPS ? ", – nobody’s" : "";
+  squares.append(line, make("p", "quiet", `The ten words of “${round.title}”: ✓ yours, × the machine’s${neither}.`));
+  const isOdd = (you - model) * (its - mine) < 0; // who won more words has the higher perplexity
+  const odd = isOdd ? ` ${you > model ? "You" : "The machine"} won more words, but paid more for the others.` : "";
   const explained = make("p", "", `Your perplexity was ${number2(mine)}, the machine’s ${number2(its)}: ` +
     "as if each of you had chosen every time among so many equally likely words. " +
-    "Lower is better; never betting on any of the six gives 6, and betting high on a wrong one costs most.");
+    `Lower is better; never betting on any of the six gives 6, and betting high on a wrong one costs most.${odd}`);
   const friend = beat === null ? [] : [paragraph("beat", `Your friend won ${asWord(beat)}: ${
     you > beat ? "you did better." : you < beat ? "they did better." : "so did you."}`)];
   const more = round.more.length && known === "whole"
@@ -264,33 +286,29 @@ function showResult(duel) {
   const again = button("Play it again", () => { keepBets(duel.name, []); startDuel(number, beat, known); });
   const row = make("p", "row");
   row.append(...more, another, again);
-  show("", heading, ...friend, squares, explained, row);
+  show("", heading, ...friend, squares, sending(drawDuel(duel, result), message(duel, result), "duel.png"), explained, row);
   heading.focus({ preventScroll: true });
-  drawDuel(duel, result).then((picture) => {
-    if (!squares.isConnected) return;
-    squares.after(sending(picture, message(duel, result), "duel.png"));
-  });
 }
 const number2 = (value) => value.toFixed(2);
 
-function message({ number, known }, { you, model, words }) {
+function message({ number, known }, { you, model, owners }) {
   const how = known === "five" ? ", with five words before each" : "";
-  const squares = words.map((word) => (isYours(word) ? "🟦" : "🟧")).join("");
+  const squares = owners.map((owner) => ({ you: "🟦", its: "🟧", nobody: "⬜" })[owner]).join("");
   return `Guessing ten hidden words${how}: me ${you}, the machine ${model}.\n${squares}\nYour turn: ${duelLink(number, you)}`;
 }
 
-async function drawDuel({ round }, { you, model, words }) {
+async function drawDuel({ round }, { you, model, owners }) {
   const { canvas, draw } = await beginCard(), { margin, height, width } = CARD;
   const step = (width - 2 * margin + 12) / GAPS, size = step - 12, y = 262;
   write(draw, `Me ${you}, the machine ${model}`, margin, 130, 84, { weight: 700 });
   write(draw, `Ten hidden words of “${round.title}”`, margin, 196, 34, { ink: "#566074" });
-  words.forEach((word, n) => {
-    draw.fillStyle = isYours(word) ? "#3b4fc4" : "#b5530f";
+  owners.forEach((owner, n) => {
+    draw.fillStyle = { you: "#3b4fc4", its: "#b5530f", nobody: "#566074" }[owner];
     draw.beginPath();
     draw.roundRect(margin + n * step, y, size, size, 14);
     draw.fill();
     draw.textAlign = "center";
-    write(draw, isYours(word) ? "✓" : "×", margin + n * step + size / 2, y + size / 2 + 20, 58, { weight: 700, ink: "#ffffff" });
+    write(draw, SIGNS[owner], margin + n * step + size / 2, y + size / 2 + 20, 58, { weight: 700, ink: "#ffffff" });
     draw.textAlign = "start";
   });
   write(draw, "✓ mine, × the machine’s", margin, y + size + 62, 34, { ink: "#566074" });

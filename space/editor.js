@@ -183,13 +183,16 @@ class Editor {
   }
 
   tellPiece(n) {
-    const range = this.segments[n], { bits, alternatives, context } = this.data;
+    const range = this.segments[n], { bits, alternatives, context, windows } = this.data;
     if (!range || bits[range[0]] === null) return;
     const own = bits.slice(range[0], range[1] + 1).reduce((a, b) => a + b, 0);
     const top = range[0] === range[1] && alternatives?.[range[0]]?.[0];
     const expected = top ? ` It expected ${quoted(top[0])} most (${percent(top[1])}).` : "";
     const word = visible(this.laid.words(this.places[n]));
-    say(`“${word}”: ${oneIn(own)}, after ${tokens(context[range[0]])}.${expected}`);
+    // The start marker, which nobody sees, is none of those before it.
+    const seen = context[range[0]] - (windows[this.windowOf[range[0]]]?.[3] ?? 0);
+    const where = seen > 0 ? `after ${tokens(seen)}` : "with nothing before it";
+    say(`“${word}”: ${oneIn(own)}, ${where}.${expected}`);
   }
 
   /* Bring a piece in sight, and mark it for a moment. */
@@ -254,7 +257,9 @@ class Editor {
       for (const [key, words] of Object.entries(told)) handle.setAttribute(`aria-${key}`, words);
     }
     if (!isShown) return;
-    band.append(...this.stretch(from, fresh, "seen"), ...this.stretch(fresh, end, "guessed"));
+    const frame = make("div", "frame"); // one outline around all of its lines
+    frame.append(...this.stretch(fresh, end, "guessed"));
+    band.append(...this.stretch(from, fresh, "seen"), frame);
   }
 
   limits(name) {
@@ -366,7 +371,7 @@ class Editor {
     const [from, first] = this.data.windows[this.now];
     const forgot = from > 0 ? "; all before is forgotten" : "";
     say(`Window ${fmt(this.now + 1)} of ${fmt(this.data.windows.length)}: the band is all that the model sees. ` +
-      `It guesses the bluer part${forgot}.`);
+      `It guesses the words in the frame${forgot}.`);
     const element = this.element(this.pieceOf[first]);
     if (!element) return;
     const top = element.offsetTop - area.scrollTop;

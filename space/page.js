@@ -8,9 +8,10 @@ const COLOURS = {
 const state = { model: PAGE.models[0], window: null, stride: null, start: null, protocol: null, context: "" };
 let result = PAGE.opening; // the last score
 let isAsked = false; // whether the visitor changed anything: then the address follows
+let before = null, put = null; // the text that another one replaced, and that other one
 let half = 0; // characters of a text that was said twice, up to where it is said again
 let typed = ""; // the visitor's own text, to which one comes back from others
-let hasArrived = false; // whether the text came as a whole, and was not scored yet
+let hasArrived = false; // whether the text was pasted or read from a file, and was not scored yet
 let hasGlided = false;
 const editor = new Editor(choose);
 let asking = null; // the field for researchers that was changed, until its score is there
@@ -72,19 +73,37 @@ function choose(chosen) {
 function setText(text, words) {
   if (state.forgets) Object.assign(state, { window: null, stride: null });
   yours.hidden = yours.disabled = !typed || typed === text;
+  [before, put] = [area.value, text];
+  back.hidden = before === put;
+  sample.value = "";
   area.value = text;
   area.scrollTop = mirror.scrollTop = 0;
   editor.showWindow(false);
   half = 0;
-  hasArrived = true;
   say(words ?? HINT);
   editor.lay();
   resetTwice();
   changed();
 }
 
+/* Bring back the text that was there before another was put in its place; also by the keys that undo. */
+const back = byId("back");
+function goBack() {
+  setText(before);
+  before = null;
+  back.hidden = true;
+}
+back.addEventListener("click", () => { goBack(); area.focus({ preventScroll: true }); });
+area.addEventListener("keydown", (event) => {
+  if (!(event.ctrlKey || event.metaKey) || event.shiftKey || event.key !== "z" || area.value !== put) return;
+  event.preventDefault();
+  if (before !== null) goBack();
+});
+
 area.addEventListener("input", ({ inputType }) => {
   half = 0;
+  sample.value = "";
+  back.hidden = true;
   typed = area.value;
   hasArrived = inputType === "insertFromPaste";
   say(HINT);
@@ -107,7 +126,7 @@ function showScore(answer) {
   byId("answer").className = "";
   editor.show(answer.text, answer.settings);
   byId("play").hidden = answer.text.windows.length < 2 || !answer.text.slides;
-  byId("perplexity").textContent = inFigures(answer.perplexity);
+  byId("perplexity").replaceChildren(...rounded(answer));
   byId("perplexity").classList.toggle("words", answer.perplexity > MILLION);
   byId("give").textContent = `perplexity${giveOrTake(answer)}`;
   byId("verdict").textContent = answer.verdict;
@@ -120,12 +139,21 @@ function showScore(answer) {
 
 const inFigures = (value, figures = number(value)) => (value > MILLION ? "more than a million" : figures);
 
+const isWide = ({ interval, text }) => text.averaged && !(interval?.[1] <= WIDEST * interval?.[0]);
+
+/* The number, with as many figures as it deserves. */
+function rounded(answer) {
+  const { perplexity } = answer;
+  if (!isWide(answer) || perplexity > MILLION) return [inFigures(perplexity)];
+  return [make("small", "", "about "), fmt(Number(perplexity.toPrecision(1)))];
+}
+
+const figuresOf = (answer) => rounded(answer).map((part) => part.textContent ?? part).join("");
+
 /* The ± as the two ends between which it lies: it is no symmetric one. */
-function giveOrTake({ perplexity, interval, text }) {
-  if (text.averaged && !(interval?.[1] <= WIDEST * interval?.[0])) {
-    const roughly = perplexity > MILLION ? "" : `, roughly ${fmt(Number(perplexity.toPrecision(1)))}`;
-    return `${roughly}: too short to say more`;
-  }
+function giveOrTake(answer) {
+  const { interval } = answer;
+  if (isWide(answer)) return ": the text is too short to say more";
   if (!interval) return "";
   const [low, high] = interval.map((end) => inFigures(end, fmt(Number(end.toPrecision(3)))));
   return `, give or take: ${low === high ? low : `${low} to ${high}`}`;
@@ -143,7 +171,8 @@ function tellWorst(worst) {
 }
 
 /* The scale from certainty to nonsense: landmarks below a line, the text above it with its ±. */
-function drawScale({ perplexity, interval, landmarks }) {
+function drawScale(answer) {
+  const { perplexity, interval, landmarks, placed } = answer;
   const scale = byId("scale"), ends = landmarks.map(([, value]) => Math.log(value));
   const own = Math.log(Math.max(1, perplexity));
   const low = Math.min(...ends, own) - 0.4, high = Math.max(...ends, own) + 0.4;
@@ -157,9 +186,9 @@ function drawScale({ perplexity, interval, landmarks }) {
   };
   scale.replaceChildren(make("span", "axis"));
   const known = landmarks.map(([name, value]) => `${name} ${number(value)}`);
-  scale.setAttribute("aria-label", `A scale: ${known.join(", ")}; your text ${number(perplexity)}`);
-  if (interval) put("range", at(interval[0]), at(interval[1]));
-  put("own", at(perplexity), null);
+  scale.setAttribute("aria-label", `A scale: ${known.join(", ")}${placed ? `; your text ${figuresOf(answer)}` : ""}`);
+  if (placed && (interval || isWide(answer))) put("range", ...(interval?.map(at) ?? [0, 100]));
+  if (placed) put("own", at(perplexity), null);
   const marks = landmarks.map(([name, value]) => {
     put("tick", at(value), null);
     return put("landmark", at(value), null, name.replace(/^(a|the) /, ""));
@@ -225,6 +254,7 @@ twice.addEventListener("click", async () => {
 async function sayTwice() {
   const said = saidOnce();
   if (!said) return;
+  const part = said === area.value.trim() ? "" : "The beginning of your text, twice: a window holds no more. ";
   const once = said.replace(/[\p{L}\p{N}]$/u, "$&."); // else the next beginning is what surprises
   setText(`${once} ${once}`);
   half = once.length;
@@ -235,7 +265,7 @@ async function sayTwice() {
   const end = second < 0.5 * first
     ? "It has just read it: that is context."
     : "This model hardly remembers what it has just read.";
-  say(`On average, what came next had a chance of ${oneInAll(first)} the first time, and of ` +
+  say(`${part}On average, what came next had a chance of ${oneInAll(first)} the first time, and of ` +
     `${oneInAll(second)} the second. ${end}`);
   twice.textContent = "Let it forget";
 }
@@ -284,7 +314,7 @@ byId("play").addEventListener("click", () => {
   editor.play(isLast ? 0 : editor.now);
 });
 
-/* One glide over the first text that comes as a whole and has several windows, from the second on. */
+/* One glide over the first text that is the visitor's and has several windows, from the second on. */
 function glide() {
   const { windows, slides } = result.text;
   if (hasGlided || still() || windows.length < 2 || !slides) return;
@@ -305,10 +335,13 @@ sample.append(new Option("A file of yours …", "file"), yours);
 yours.hidden = yours.disabled = true;
 sample.addEventListener("change", async () => {
   const path = sample.value;
-  if (path === "file") file.click();
-  else if (path === "typed") setText(typed);
-  else if (path) setText(await (await fetch(`samples/${path}`)).text());
-  sample.value = "";
+  if (path === "file") {
+    file.click();
+    sample.value = "";
+  } else if (path) {
+    setText(path === "typed" ? typed : await (await fetch(`samples/${path}`)).text());
+    sample.value = path;
+  }
 });
 file.addEventListener("change", () => { if (file.files[0]) readFile(file.files[0]); file.value = ""; });
 for (const type of ["dragover", "drop"]) {
@@ -332,6 +365,7 @@ async function readFile(chosen) {
     return say(`That file has ${fmt(text.length)} characters; this page takes ${fmt(PAGE.limits.characters)}.`);
   }
   const ends = text.includes("\r") ? " Its line ends (\\r\\n) became \\n, as a text box has them." : "";
+  hasArrived = true;
   return setText(text, `${chosen.name} is here.${ends}`);
 }
 
@@ -363,6 +397,10 @@ class Question {
     for (const view of this.shown.querySelectorAll("[data-view]")) {
       revive(view);
       compareView(view, JSON.parse(view.dataset.payload));
+    }
+    if (!matchMedia("(pointer: coarse)").matches) return;
+    for (const hint of this.shown.querySelectorAll(".ps-hint")) {
+      hint.textContent = hint.textContent.replace("Point at", "Tap");
     }
   }
 }
@@ -523,6 +561,7 @@ async function arrive() {
   }
   byId("context").value = state.context;
   if (text) area.value = text;
+  if (text && text !== kept.text) say(`Somebody sent you this text. ${HINT}`);
   return Boolean(text) || SETTINGS.some((name) => query.get(name));
 }
 addEventListener("hashchange", () => location.reload());
@@ -544,7 +583,7 @@ async function begin() {
   showScore(PAGE.opening);
   if (await arrive()) {
     editor.lay();
-    isAsked = hasArrived = true;
+    isAsked = true;
     await score();
   }
   document.documentElement.dataset.ready = "yes";

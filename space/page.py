@@ -21,7 +21,6 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from perplexity_sliding.views.report import SCRIPTS, STYLE, joined
-from perplexity_sliding.views.text import number
 
 from .answers import score_answer
 from .endpoints import add_endpoint, make_compare, make_score, page_calls
@@ -123,6 +122,7 @@ def write_page(data: dict) -> str:
     own = ("ask.js", "editor.js", "page.js", "share.js", "duel.js")
     script = joined((*SCRIPTS, *(HERE / name for name in own)))
     opening = data["opening"]
+    rounded = format(opening["perplexity"], ".0e")  # ten words do not deserve more figures
     packed = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     filled = {
         "title": html.escape(TITLE),
@@ -130,7 +130,7 @@ def write_page(data: dict) -> str:
         "script": f'(() => {{ "use strict";\n{script}}})();',
         "data": packed,
         "text": html.escape(opening["text"]["pieces"]["text"]),
-        "perplexity": number(opening["perplexity"]),
+        "perplexity": f"<small>about </small>{float(rounded):,.0f}",
         "verdict": html.escape(opening["verdict"]),
         "tools": html.escape(data["tools"]),
     }

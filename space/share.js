@@ -101,7 +101,7 @@ async function drawCard() {
     y += line * size;
   }
   const isWords = result.perplexity > MILLION, { worst } = result;
-  const wide = write(draw, inFigures(result.perplexity), margin, 524, isWords ? 48 : 96, { weight: 700 });
+  const wide = write(draw, figuresOf(result), margin, 524, isWords || isWide(result) ? 48 : 96, { weight: 700 });
   write(draw, "perplexity", margin, 560, 26, { ink: "#566074" });
   const beside = margin + Math.max(wide, 140) + 48, most = width - margin - beside;
   write(draw, result.verdict, beside, 480, 30, { weight: 600, most });
@@ -153,15 +153,17 @@ async function copy(text, made) {
   setTimeout(() => { made.textContent = before; }, SAID_MS);
 }
 
-/* One tap sends text and picture to another app, where the device can; else they are saved and copied. */
-function sending(picture, text, name) {
-  const row = make("p", "row"), files = [new File([picture], name, { type: "image/png" })];
-  if (navigator.canShare?.({ files })) {
-    row.append(button("Send", () => navigator.share({ text, files }).catch(() => {}), "main"));
+/* One tap sends text and picture to another app, where the device can; else they are saved and copied.
+   The picture may still be drawn: the buttons are there from the start, and none moves. */
+function sending(drawn, text, name) {
+  const row = make("p", "row"), file = (parts) => [new File(parts, name, { type: "image/png" })];
+  if (navigator.canShare?.({ files: file([]) })) {
+    const send = async () => navigator.share({ text, files: file([await drawn]) });
+    row.append(button("Send", () => send().catch(() => {}), "main"));
   }
   row.append(
     button("Copy the message", (made) => copy(text, made), row.firstChild ? "" : "main"),
-    button("Save the picture", () => save(name, picture)),
+    button("Save the picture", async () => save(name, await drawn)),
   );
   return row;
 }
@@ -169,15 +171,15 @@ function sending(picture, text, name) {
 byId("open-share").addEventListener("click", async () => {
   const { body } = openDialog("share", "Share"), image = make("img", "card");
   body.append(image); // its place is kept while it is drawn
-  const picture = await drawCard(), link = await address();
+  const drawn = drawCard(), link = await address();
   const { worst } = result, odd = worst ? ` The biggest surprise: “${worst.word}”, ${worst.odds}.` : "";
-  const text = `A language model finds my words this surprising: ${inFigures(result.perplexity)}.${odd} And yours? ${link}`;
-  image.src = URL.createObjectURL(picture);
-  image.alt = `${area.value.slice(0, 200)} ${inFigures(result.perplexity)}.${odd}`;
+  const text = `A language model finds my words this surprising: ${figuresOf(result)}.${odd} And yours? ${link}`;
+  drawn.then((picture) => { image.src = URL.createObjectURL(picture); });
+  image.alt = `${area.value.slice(0, 200)} ${figuresOf(result)}.${odd}`;
   const carries = new URL(link).hash
     ? "The link shows your words to who opens it; no server keeps them."
     : "The text is too long for a link: the link has the settings only.";
-  body.append(sending(picture, text, "perplexity.png"), make("p", "quiet", carries));
+  body.append(sending(drawn, text, "perplexity.png"), make("p", "quiet", carries));
   body.querySelector("button").focus();
 });
 
