@@ -36,9 +36,6 @@ TOKENS_READ = 40  # default budget per token of the texts
 FEWEST_READ = 200_000  # minimum of the default budget, for short texts
 CERTAIN = 0.01  # a match ends the search if fewer matches are expected by chance
 NEIGHBOURHOOD = 1.1  # values within this factor of a figure determine their density
-SAMPLE_WINDOWS = 16  # longest windows in a sample of a corpus
-SAMPLED_FROM = 4  # a corpus is sampled if it is at least this many times as long as the sample
-SAMPLE_TOLERANCE = 0.03  # relative error of an estimate from a sample, beyond those seen
 NUM_NEAREST = 5
 
 # Windows in tokens; strides as parts of the window, and in tokens.
@@ -98,8 +95,7 @@ def find(
 
     Score the texts under every protocol, with the usual windows, strides, start tokens, layouts and
     averages: the unchanged texts first, then the likeliest and cheapest, and return the settings
-    whose value rounds to the figure.  In a long corpus, a sample decides which settings are worth a
-    complete pass.  A match is not proof: see `expected_by_chance`.
+    whose value rounds to the figure.  A match is not proof: see `expected_by_chance`.
 
     Args:
         figure: the figure as printed; a string keeps trailing zeros ("37.50").  One setting must
@@ -123,8 +119,7 @@ def find(
         num_tried, expected_by_chance: number of values compared with the figure, and of those
             expected to match by chance, from the density of values.
         num_forward_tokens: number of tokens read by the model.
-        not_tried: omitted passes, each with its layout, num_settings and num_forward_tokens, and
-            whether it misses the figure on a sample.
+        not_tried: omitted passes, each with its layout, num_settings and num_forward_tokens.
         conclusion: an assessment of the matches, in one sentence.
 
     Raises:
@@ -235,7 +230,7 @@ class Case:
     corpora: dict[tuple, Corpus] = field(default_factory=dict)
 
     def corpus(self, texts: list[str], layout: str = "as-is", detokenizes: bool = False) -> Corpus:
-        """Return these texts, or a sample, in a layout with their tokens, which all settings share."""
+        """Return these texts in a layout with their tokens, which all settings share."""
         texts, detokenizer = arrange(texts, layout), "wikitext" if detokenizes else None
         corpus = Corpus(self.model.tokenizer, texts, False, detokenizer=detokenizer)
         return self.corpora.setdefault((detokenizer, *texts), corpus)
@@ -347,8 +342,6 @@ class Search:
 
     Attributes:
         tried: an entry for each setting and average, with its value for each figure.
-        ratios: for each average and case, the logarithms of value over estimate, of the settings
-            scored on the whole and on the sample.
     """
 
     cases: list[Case]
@@ -357,7 +350,6 @@ class Search:
     tried: list[dict] = field(default_factory=list)
     left_out: list[dict] = field(default_factory=list)
     num_read: int = 0
-    ratios: dict[tuple[str, int], list[float]] = field(default_factory=dict)
 
     def run(self) -> None:
         steps = list_steps(self.cases)
@@ -366,21 +358,11 @@ class Search:
         num_tokens = sum(map(len, streams))
         budget = self.max_tokens or max(FEWEST_READ, TOKENS_READ * num_tokens)
         self.total = min(budget, sum(step.num_tokens for step in steps))
-        sample = None if self.max_tokens else take_sample(self.cases, num_tokens)
-        whole = [case.texts for case in self.cases]
         for number, step in enumerate(steps):
             if self.num_read + step.num_tokens > budget:
                 self.leave_out(step)
                 continue
-            estimates = {} if sample is None else self.score(step, sample)
-            if estimates and all(map(self.misses, estimates.values())):
-                self.leave_out(step, misses=True)
-                continue
-            for key, entry in self.score(step, whole).items():
-                self.tried.append(entry)
-                for place, value in enumerate(entry["value"] if key in estimates else ()):
-                    ratios = self.ratios.setdefault((entry["average"], place), [])
-                    ratios.append(math.log(value / estimates[key]["value"][place]))
+            self.tried += self.score(step)
             may_end = self.max_tokens is None and any(map(self.is_match, self.tried))
             if may_end and chance(self.tried, self.figures) < CERTAIN:
                 list(map(self.leave_out, steps[number + 1 :]))
@@ -390,10 +372,9 @@ class Search:
             must = f"be at least {cheapest}, the tokens of the cheapest pass"
             raise ArgumentError("max_tokens", must, got=str(budget))
 
-    def leave_out(self, step: Step, misses: bool = False) -> None:
+    def leave_out(self, step: Step) -> None:
         known = {"layout": step.layout, "num_settings": len(step.settings)}
-        known |= {"num_forward_tokens": step.num_tokens, "misses_on_sample": misses}
-        self.left_out.append(known)
+        self.left_out.append(known | {"num_forward_tokens": step.num_tokens})
 
     @property
     def figures(self) -> list[Figure]:
@@ -402,11 +383,8 @@ class Search:
     def is_match(self, entry: dict) -> bool:
         return all(figure.fits(value) for figure, value in zip(self.figures, entry["value"]))
 
-    def score(self, step: Step, corpora: list[list[str]]) -> dict[tuple, dict]:
-        """Score a step on the texts of each case; return an entry for each setting and average.
-
-        There is none if a sample is too short.
-        """
+    def score(self, step: Step) -> list[dict]:
+        """Score a step on the texts of each case; return an entry for each setting and average."""
 
         def callback(progress: Progress) -> None:
             if self.callback is not None:
@@ -414,20 +392,18 @@ class Search:
                 self.callback(Progress(done, self.total, math.nan))
 
         results, averages = [], []
-        for case, texts in zip(self.cases, corpora):
-            corpus = case.corpus(texts, step.layout, step.detokenizes)
-            if len(case.plan(corpus, step.settings)) < len(step.settings):
-                return {}
+        for case in self.cases:
+            corpus = case.corpus(case.texts, step.layout, step.detokenizes)
             result = case.score(corpus, step.settings, callback)
             self.num_read += result["num_forward_tokens"]
             results.append(result["measurements"])
             averages.append([averages_of(one, corpus) for one in results[-1]])
-        entries: dict[tuple, dict] = {}
+        entries = []
         for (setting, weight), of_cases, values in zip(
             step.settings.items(), zip(*results), zip(*averages)
         ):
             protocol = setting.protocol
-            known: dict = {"protocol": protocol.name, "setting": setting}
+            known: dict = {"protocol": protocol.name}
             for name in ("max_length", "stride", "add_start_token"):
                 own = [result[name] for result in of_cases]
                 known[name] = own[0] if all(value == own[0] for value in own) else own
@@ -437,43 +413,10 @@ class Search:
                 value = [of_case.get(average, math.nan) for of_case in values]
                 if all(0 < one < math.inf for one in value):
                     is_printed = average in PRINTED.get(protocol.name, ("perplexity",))
-                    entries[setting, average] = known | {
-                        "average": average,
-                        "value": value,
-                        "prior": weight * (1.0 if is_printed else AVERAGES[average]),
-                        "is_printed": is_printed,
-                    }
+                    prior = weight * (1.0 if is_printed else AVERAGES[average])
+                    of_average = {"average": average, "value": value}
+                    entries.append(known | of_average | {"prior": prior, "is_printed": is_printed})
         return entries
-
-    def misses(self, entry: dict) -> bool:
-        """Return whether an estimate is too far from a figure, by the ratios of its average so far."""
-        if entry["setting"].protocol.last == "cut":  # reads one window of any text
-            return False
-        for place, (figure, value) in enumerate(zip(self.figures, entry["value"])):
-            ratios = self.ratios.get((entry["average"], place))
-            expected = math.log(figure.value / value)
-            if ratios and not (
-                min(ratios) - SAMPLE_TOLERANCE < expected < max(ratios) + SAMPLE_TOLERANCE
-            ):
-                return True
-        return False
-
-
-def take_sample(cases: list[Case], num_tokens: int) -> list[list[str]] | None:
-    """Return the first texts of each case, the last one cut at a line end; None of short corpora."""
-    longest = max(case.model.limit.length or WINDOWS[-1] for case in cases)
-    share = len(cases) * SAMPLE_WINDOWS * min(longest, WINDOWS[-1]) / num_tokens
-    if share > 1 / SAMPLED_FROM:
-        return None
-    sample: list[list[str]] = []
-    for case in cases:
-        left = math.ceil(share * sum(map(len, case.texts)))
-        sample.append([])
-        for text in case.texts:
-            if left > 0:
-                sample[-1].append(text[: text.find("\n", left, 2 * left) + 1 or left])
-                left -= len(text)
-    return sample
 
 
 def averages_of(result: dict, corpus: Corpus) -> dict[str, float]:

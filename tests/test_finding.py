@@ -261,17 +261,6 @@ def test_a_certain_match_ends_the_search_unless_tokens_are_given(search, model, 
     assert short["expected_by_chance"] < 0.01
 
 
-def test_a_sample_decides_what_a_long_corpus_is_read_for(search, model, words, monkeypatch):
-    text = random_text(2600, 9)
-    monkeypatch.setattr(finding, "SAMPLE_WINDOWS", 20)
-    monkeypatch.setattr(finding, "CERTAIN", 0.0)
-    found = search(f"{guide(model, words, text, CONTEXT // 2):.3f}", [text])
-    assert names(found)[0] == ("transformers-docs", CONTEXT, CONTEXT // 2, "as-is")
-    far = search("0.0321", [text])  # of no unit
-    assert far["num_forward_tokens"] < found["num_forward_tokens"]
-    assert sum(step["misses_on_sample"] for step in far["not_tried"]) > 2
-
-
 def test_progress_grows_and_ends(search):
     seen = []
     search("1.2345", [OTHER], callback=seen.append)

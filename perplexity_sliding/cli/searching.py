@@ -107,14 +107,12 @@ def to_text(result: dict) -> str:
         parts += ["Nearest other settings", "", to_table(nearest), ""]
     parts.append(result["conclusion"])
     if left:
-        num_settings, num_tokens, far = (
-            sum(step[name] for step in left)
-            for name in ("num_settings", "num_forward_tokens", "misses_on_sample")
+        num_settings, num_tokens = (
+            sum(step[name] for step in left) for name in ("num_settings", "num_forward_tokens")
         )
-        sampled = f" On a sample, {far} of these passes miss the figure." if far else ""
         parts.append(
             f"Read {result['num_forward_tokens']:,} tokens. Not tried: {num_settings:,} settings, "
-            f"which take {num_tokens:,} more. --max-tokens N continues up to N tokens.{sampled}"
+            f"which take {num_tokens:,} more. --max-tokens N continues up to N tokens."
         )
     return "\n".join(parts) + "\n"
 
