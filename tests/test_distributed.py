@@ -257,7 +257,7 @@ def test_other_texts_or_settings_are_refused_in_each_process(root, tmp_path, exp
 
 FAILURES = {
     "an argument": (lambda rank, cache: {"stride": 99 if rank else 4}, "`stride` must be between 1"),
-    "the model": (lambda rank, cache: {"model": None, "tokenizer": None, "model_id": str(cache / "nothing")} if rank else {}, "there is no folder"),
+    "the model": (lambda rank, cache: {"model": None, "tokenizer": None, "model_id": str(cache / "nothing")} if rank else {}, "got no folder"),
     "the checkpoint": (lambda rank, cache: {"checkpoint": str(cache / "no" / "such") if rank else None}, "cannot be used"),
     "no text": (lambda rank, cache: {"predictions": None} if rank else {}, "must be given: a list of at"),
 }  # fmt: skip

@@ -243,7 +243,7 @@ def test_an_adapter_where_peft_is_missing(metric, adapted, monkeypatch):
 # ---- what is no folder
 
 PLACES = [
-    ("no/such/folder", "there is no folder '.*no/such/folder'. Check the path"),
+    ("no/such/folder", "no folder '.*no/such/folder'. Pass the folder"),
     ("model.safetensors", "the file '.*model.safetensors'. Pass the folder"),
 ]  # fmt: skip
 

@@ -285,18 +285,6 @@ def test_a_name_that_is_nowhere_is_told_after_one_question(metric, reached):
     assert asked_of_models(reached) == ["/api/models/me/nothing-like-it"]
 
 
-def test_a_folder_with_nearly_this_name_is_suggested(metric, nobody, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    save(tmp_path / "demo_model", make_model("gpt2"), make_tokenizer())
-    with pytest.raises(
-        ValueError, match=r"check the name and the network\. Did you mean demo_model\?"
-    ) as e:
-        metric.compute(predictions=["a"], model_id="demo-model")
-    assert "could not be loaded" not in str(e.value)
-    result = metric.compute(predictions=[random_text(9)], model_id="demo_model")
-    assert result["num_tokens"] == 9
-
-
 def test_the_command_line_says_it_in_a_line(call, nobody, tmp_path):
     (tmp_path / "a.txt").write_text(random_text(9))
     ran = call(tmp_path / "a.txt", model="nowhere-at-all")

@@ -17,7 +17,7 @@ from ..errors import ArgumentError, ArgumentTypeError
 from ..models.identity import check_tokenizer
 from ..models.interface import Batch, LogitBlocks, Prefix, ScoredModel
 from ..models.language_model import LanguageModel
-from ..models.loading import files_state, resolve_device, resolve_dtype, snapshot
+from ..models.loading import files_state, resolve_device, resolve_dtype
 from ..plan.windows import ContextLimit
 from .gguf import GGUFModel, is_gguf
 from .served import adopt_vllm, is_vllm
@@ -60,7 +60,7 @@ class ModelSource:
             self.model_id,
             self.tokenizer,
             getattr(self.tokenizer, "model_max_length", None),  # may be set between two calls
-            snapshot([self.device, self.dtype, self.model_kwargs]),
+            repr([self.device, self.dtype, self.model_kwargs]),
             files_state(str(self.model_id), self.model_kwargs or {}),
         )
 

@@ -3,6 +3,8 @@
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +26,6 @@ from .interface import Batch, LogitBlocks, Prefix, ScoredModel
 from .loading import (
     check_decoder,
     check_exists,
-    check_place,
     context_limit,
     find_commit,
     gather_once,
@@ -37,10 +38,10 @@ from .loading import (
 from .logits import (
     UNSUPPORTED_ERRORS,
     Head,
+    cache_name,
     check_model,
     explain_failure,
     list_heads,
-    read_prefix,
 )
 from .module import (
     evaluating,
@@ -51,6 +52,7 @@ from .module import (
     modules_of,
     num_embeddings,
     number_format,
+    run_module,
 )
 
 # What the check of each module found, by variant, number format and attention: with the module it goes.
@@ -59,6 +61,7 @@ _FINDINGS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 PROBE_ROWS = 64
 
 
+@dataclass(eq=False)
 class LanguageModel(ScoredModel):
     """A causal language model and its tokenizer: opened or adopted, checked, and used.
 
@@ -69,37 +72,27 @@ class LanguageModel(ScoredModel):
         head: computes its logits; known after `check`.
     """
 
+    model: torch.nn.Module
+    tokenizer: PreTrainedTokenizerBase
+    name: str
+    revision: str
+    tokenizer_digest: str
+    description: str
+    head: Head = field(init=False)
+
     variant = ""  # distinguishes models that share weights
     gives_logits = True
-    head: Head
 
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        tokenizer: PreTrainedTokenizerBase,
-        name: str,
-        revision: str,
-        tokenizer_digest: str,
-        description: str,
-    ) -> None:
-        self.model = model
-        self.tokenizer = tokenizer
-        self.name = name
-        self.revision = revision
-        self.tokenizer_digest = tokenizer_digest
-        self.description = description
-        self.limit = context_limit(model, tokenizer)
-        self.device = input_device(model)
-        self.num_embeddings = num_embeddings(model)
-        self._modules = modules_of(model)
-        self._growing = [
-            module
-            for module in (self._modules if grows_frequencies(model) else ())
-            if hasattr(module, "original_max_seq_len")
-        ]
+    def __post_init__(self) -> None:
+        self.limit = context_limit(self.model, self.tokenizer)
+        self.device = input_device(self.model)
+        self.num_embeddings = num_embeddings(self.model)
+        self._modules = modules_of(self.model)
+        growing = self._modules if grows_frequencies(self.model) else ()
+        self._growing = [module for module in growing if hasattr(module, "original_max_seq_len")]
         # Models with the same embeddings, such as two heads on one body, share a lock.
-        embeddings = input_embeddings(model)
-        self.lock = shared_lock(model if embeddings is None else embeddings)
+        embeddings = input_embeddings(self.model)
+        self.lock = shared_lock(self.model if embeddings is None else embeddings)
 
     @classmethod
     def open(
@@ -117,7 +110,6 @@ class LanguageModel(ScoredModel):
         typed = bool({"dtype", "torch_dtype", "quantization_config"} & set(model_kwargs))
         target = None if placed and device is None else resolve_device(device)
         weights = None if typed and dtype is None else resolve_dtype(dtype)
-        check_place(model_id, argument, model_kwargs)
         check_exists(model_id, model_kwargs, argument)
         if tokenizer is None:
             tokenizer = load_tokenizer(model_id, model_kwargs, argument)
@@ -237,7 +229,12 @@ class LanguageModel(ScoredModel):
         return torch.allclose(shared, whole, rtol=1e-4, atol=1e-4)
 
     def read_prefix(self, ids: torch.Tensor) -> Prefix:
-        return read_prefix(self.head.reader, ids)
+        output = run_module(self.head.reader, ids, use_cache=True)
+        cache: Any = getattr(output, cache_name(self.head.reader), None)
+        # None of layers: of transformers before 4.54, or of an encoder as well, as BERT's kind has it.
+        if not hasattr(cache, "layers"):
+            raise TypeError("the model has no cache that can be copied")
+        return Prefix(cache)
 
     def logits(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
         forget_lengths(self._growing)

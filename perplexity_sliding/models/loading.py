@@ -4,14 +4,12 @@ Anything that would silently give wrong numbers is refused: missing weights, enc
 windows beyond the position table.
 """
 
-import difflib
 import json
 import os
 import re
 import sys
 import threading
-import uuid
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -115,7 +113,6 @@ def load_tokenizer(
     """
     shared = {key: model_kwargs[key] for key in SHARED_KWARGS if key in model_kwargs}
     kwargs = {"trust_remote_code": False} | shared
-    check_place(model_id, argument, kwargs)
     advice = ". Pass one as `tokenizer`." if argument == "model_id" else ""
     name = f"The tokenizer of `{argument}`={model_id!r}"
     with _loading(name, advice):
@@ -218,34 +215,6 @@ def base_of_adapter(model_id: str, kwargs: dict) -> str | None:
         return json.load(file).get("base_model_name_or_path")
 
 
-def check_place(model_id: str, argument: str, kwargs: Collection[str] = ()) -> None:
-    """Refuse a path that is not a folder of a model; other names are names on the Hub."""
-    files = sorted(Path(model_id).glob("*.gguf"))
-    if files and "gguf_file" not in kwargs and not os.path.isfile(Path(model_id, CONFIGS[0])):
-        raise ArgumentError(
-            argument,
-            "be a folder with a config.json",
-            got=repr(model_id),
-            advice=f"Pass {str(files[0])!r} to read that file with llama.cpp, or its name as "
-            "'gguf_file' in `model_kwargs` to read it with transformers.",
-        )
-    if os.path.isfile(model_id):
-        raise ArgumentError(
-            argument,
-            "be a folder or a name on the Hub",
-            got=f"the file {model_id!r}",
-            advice="Pass the folder with the weights, config.json and the tokenizer, such as "
-            f"{os.path.dirname(model_id) or '.'!r}.",
-        )
-    is_path = os.path.isabs(model_id) or model_id.startswith((".", "~")) or model_id.count("/") > 1
-    if is_path and not os.path.isdir(model_id):
-        raise ArgumentError(
-            argument,
-            f"be a folder or a name on the Hub, but there is no folder {model_id!r}",
-            advice="Check the path; a leading ~ is not expanded.",
-        )
-
-
 def files_state(model_id: str, model_kwargs: dict) -> list[tuple]:
     """List the sizes and times of a local model's files, also of an adapter's base and of arguments."""
     base = base_of_adapter(model_id, {}) if os.path.isdir(model_id) else None
@@ -265,19 +234,6 @@ def parts_of(path: str) -> list[str]:
     if found is None:
         return [path]
     return [f"{found[1]}{number:05}{found[2]}" for number in range(1, int(found[3]) + 1)]
-
-
-def snapshot(value: object) -> str:
-    """Describe arguments, to detect later whether they, or configurations in them, have changed."""
-
-    def describe(value: Any) -> object:
-        if hasattr(value, "to_dict"):
-            return [type(value).__name__, value.to_dict()]
-        if isinstance(value, torch.dtype | torch.device | os.PathLike):
-            return str(value)
-        return uuid.uuid4().hex  # objects that cannot be compared count as changed
-
-    return json.dumps(value, default=describe)
 
 
 def find_commit(model_id: str, model_kwargs: dict) -> str | None:
@@ -358,20 +314,37 @@ def _loading(name: str, advice: str = "") -> Iterator[None]:
         raise ValueError(f"{name} could not be loaded: {error}{advice}") from error
 
 
-# --- a single request to the Hub ------------------------------------------------------------------
-
-
 def check_exists(
     model_id: str, model_kwargs: dict, argument: str, files: Sequence[str] = CONFIGS
 ) -> None:
-    """Refuse the name of a model that is neither local nor on the Hub.
+    """Refuse what is neither the folder of a model nor its name on the Hub, by a single request.
 
     Without a network, the Hub's client would retry each file for minutes.
 
     Args:
         files: a model is cached if one of these files is.
     """
-    if os.path.isdir(model_id) or model_kwargs.get("local_files_only"):
+    weights = sorted(Path(model_id).glob("*.gguf"))
+    if weights and "gguf_file" not in model_kwargs and not Path(model_id, CONFIGS[0]).is_file():
+        raise ArgumentError(
+            argument,
+            "be a folder with a config.json",
+            got=repr(model_id),
+            advice=f"Pass {str(weights[0])!r} to read that file with llama.cpp, or its name as "
+            "'gguf_file' in `model_kwargs` to read it with transformers.",
+        )
+    if os.path.isdir(model_id):
+        return
+    is_path = os.path.isabs(model_id) or model_id.startswith((".", "~")) or model_id.count("/") > 1
+    if is_path or os.path.isfile(model_id):
+        raise ArgumentError(
+            argument,
+            "be a folder or a name on the Hub",
+            got=f"{'the file' if os.path.isfile(model_id) else 'no folder'} {model_id!r}",
+            advice="Pass the folder with the weights, config.json and the tokenizer; a leading ~ is "
+            "not expanded.",
+        )
+    if model_kwargs.get("local_files_only"):
         return
     place = {key: model_kwargs[key] for key in ("revision", "cache_dir") if key in model_kwargs}
     try:
@@ -382,17 +355,12 @@ def check_exists(
             model_id, timeout=SECONDS, token=model_kwargs.get("token")
         )
         return
-    except RepositoryNotFoundError as error:
-        if isinstance(error, GatedRepoError):  # loading gives a better error
-            return
+    except GatedRepoError:  # loading gives a better error
+        return
+    except (RepositoryNotFoundError, HFValidationError):
         said = "does not exist: it is not a local folder, not on the Hub, or private"
-    except HFValidationError:
-        said = "does not exist: it is not a local folder, and not a valid name on the Hub"
     except HfHubHTTPError:
         return
     except Exception:  # no network, no name server, a proxy: exceptions differ by version
         said = "was never downloaded, and the Hub is not reachable: check the name and the network"
-    here = [path.parent.name for name in CONFIGS for path in Path().glob(f"*/{name}")]
-    close = difflib.get_close_matches(os.path.basename(model_id), here, n=1, cutoff=0.5)
-    hint = f" Did you mean {close[0]}?" if close else ""
-    raise ValueError(Wording(f"`{argument}`={model_id!r} {said}.{hint}"))
+    raise ValueError(Wording(f"`{argument}`={model_id!r} {said}."))

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import torch
 from transformers.activations import NewGELUActivation
-from transformers.cache_utils import DynamicCache
 
 from ..errors import Wording
 from .identity import probe_text
@@ -168,18 +167,6 @@ class AlignedProduct:
         else:
             torch.addmm(bias, rows, weight.t(), out=logits)
         return logits.unflatten(0, hidden.shape[:-1])
-
-
-def read_prefix(module: torch.nn.Module, ids: torch.Tensor) -> Prefix:
-    """Read tokens (1, T), to continue from them several times, or raise a TypeError."""
-    output = run_module(module, ids, use_cache=True)
-    cache = getattr(output, cache_name(module), None)
-    if isinstance(cache, tuple):  # transformers before 4.48
-        cache = DynamicCache.from_legacy_cache(cache)  # type: ignore[attr-defined]
-    is_of_two = hasattr(cache, "cross_attention_cache")  # BERT's kind, for an encoder as well
-    if cache is None or is_of_two or not hasattr(cache, "batch_repeat_interleave"):
-        raise TypeError("the model has no cache that can be copied")
-    return Prefix(cache)
 
 
 def after_prefix(module: torch.nn.Module, prefix: Prefix | None) -> dict:
