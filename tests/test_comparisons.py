@@ -186,7 +186,7 @@ def test_the_report_of_a_model_and_its_reference(call, metric, tiny, other):
     comparison = metric.compute(predictions=texts, model_id=tiny, reference=other)["comparison"]
     assert outcome.out.splitlines()[0] == comparison["summary"]
     assert f"  {comparison['perplexity_ratio']['ratio']:.4f}  " in outcome.out
-    assert f"{comparison['kl']:.5f} nats" in outcome.out
+    assert f"  {comparison['kl']:.5f}" in outcome.out
     rows = call("texts/00.txt", f"--reference={other}", "--tokens", "--format=jsonl").out
     first = json.loads(rows.splitlines()[0])
     assert {"kl_nats", "reference_nll_nats", "top", "reference_top", "nll_nats"} <= first.keys()
@@ -200,7 +200,7 @@ def test_the_smaller_window_of_two_is_said(call, metric, tiny, short, of_bytes):
     assert "windows of 8 tokens" in warning and "Pass --max-length 8" in warning
     for model in (tiny, of_bytes):
         shown = call("long.txt", f"--reference={short}", model=model).out
-        assert " 8 of " in shown and "read the smaller of their two windows" in shown
+        assert "read the smaller of their two windows" in shown
     silent = call("long.txt", f"--reference={short}", "--max-length=8")
     assert silent.warnings == [] and "smaller of their two" not in silent.out
 

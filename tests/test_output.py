@@ -55,7 +55,7 @@ def test_all_tidy_formats_hold_the_same(call):
     comma = read_csv(call("a.txt", "b.txt", "--format=csv").out)
     assert comma == read_csv(call("a.txt", "b.txt", "--format=tsv").out, "\t")
     said = call("a.txt", "b.txt", "--output=scores.parquet")
-    assert (said.out, said.err) == ("", "score.py: wrote scores.parquet: 2 rows\n")
+    assert (said.out, said.err) == ("", "score.py: wrote scores.parquet\n")
     assert pyarrow.parquet.read_table("scores.parquet").to_pylist() == jsonl
     assert [{k: "" if v is None else str(v) for k, v in row.items()} for row in jsonl] == comma
 
@@ -281,8 +281,6 @@ def test_several_models_are_cited_by_name(call, tiny, other, more):
         assert cited.count(f"The perplexity of {name} is ") == (4 if more else 1)
         assert f"\nModel:      {folder} (a folder), revision " in cited
     assert ("tokens in b.txt" in cited) is bool(more)
-    named = "other" if cited.startswith("The perplexity of other") else "tiny"
-    assert len(re.findall(f"Paired change against {named}: ", cited)) == (4 if more else 1)
 
 
 SECRETS = [

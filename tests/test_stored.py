@@ -254,8 +254,8 @@ def test_rows_of_merged_parts_have_the_columns_of_one_run(call, corpus, score_pa
 
 
 SPOILED = {
-    "missing": (lambda n: n[:1] + n[2:], "every part once, but 2/3 is missing"),
-    "twice": (lambda n: [*n, n[1]], "2/3 is given more than once"),
+    "missing": (lambda n: n[:1] + n[2:], "every part once, got 1/3, 3/3"),
+    "twice": (lambda n: [*n, n[1]], "every part once, got 1/3, 2/3, 2/3, 3/3"),
     "none": (lambda n: n[1:1], "--merge and --columns text require FILE"),
     "a text": (lambda n: [*n[:2], "a.txt"], "a.txt is not a part of a run"),
     "of other settings": (lambda n: [*n[:2], "stride.json"], "the settings differ (signature"),

@@ -10,13 +10,13 @@ from .. import CITATION
 from ..arguments import WITHOUT_ADAPTER, is_address
 from ..digests import describe_probe
 from ..protocols import DEFAULT_PROTOCOL, PROTOCOLS
-from .comparing import change_of, in_sentence, label_setting, scored_share
+from .comparing import scored_share
 from .measuring import model_names
 from .messages import COMMAND
 from .options import without_secrets
 from .reading import STANDARD_INPUT
 from .stored import fields_of
-from .tables import format_value, with_minus
+from .tables import format_value
 
 # Description of the field `join` of a signature; other values are separators.
 JOINED = {"None": "scored separately", "tokens": "with their token ids joined"}
@@ -36,12 +36,12 @@ def cite(results: Sequence[dict], args: argparse.Namespace) -> str:
     digests = dict.fromkeys(result["texts_digest"] for result in results)
     lines += [f"Texts:      digest {digest}" for digest in digests]
     lines.append(f"Command:    {command(args.argv)}")
-    sentences = "\n\n".join(write_sentence(result, results[0], args) for result in results)
+    sentences = "\n\n".join(write_sentence(result, args) for result in results)
     signed = "\n".join(f"{result['signature']}{describe_probe(result)}" for result in results)
     return "\n\n".join([sentences, "\n".join(lines), signed, CITATION.strip()])
 
 
-def write_sentence(result: dict, first: dict, args: argparse.Namespace) -> str:
+def write_sentence(result: dict, args: argparse.Namespace) -> str:
     fields = fields_of(result["signature"])
     name, bounds = fields["protocol"], result["perplexity_interval"]
     of_bits = result.get("bits_per_byte_interval")
@@ -53,13 +53,17 @@ def write_sentence(result: dict, first: dict, args: argparse.Namespace) -> str:
     layout = describe_layout(result, args)
     bits = format_value(result["bits_per_byte"], 3)
     bits += f" ({'–'.join(format_value(b, 3) for b in of_bits)})" if of_bits else ""
+    compared = ""
+    if comparison := result.get("comparison"):
+        cut = " in the smaller of their windows" if comparison["window_is_cut"] else ""
+        compared = f" Compared with {args.reference}{cut}: {comparison['summary']}"
     source = "" if name == DEFAULT_PROTOCOL else f", {PROTOCOLS[name].source}"
     return (
         f"The perplexity of {model} is {format_value(result['perplexity'])}{interval} over "
         f"{result['num_tokens']:,} tokens{share} in {texts}{layout}, {bits} bits per byte, measured in "
         f"windows of {fields['window']} tokens with a stride of {fields['stride']} (protocol {name}{source}; "
         f"{result['signature_short']}; perplexity-sliding {fields['version']})."
-        f"{with_minus(describe_changes(result, first, args))}"
+        f"{compared}"
     )
 
 
@@ -93,22 +97,6 @@ def describe_layout(result: dict, args: argparse.Namespace) -> str:
             + ("" if between is None else f", separated by {between!r}")
         )
     return f" ({'; '.join(said)})" if said else ""
-
-
-def describe_changes(result: dict, first: dict, args: argparse.Namespace) -> str:
-    comparison = result.get("comparison")
-    if comparison is not None:
-        cut = " in the smaller of their windows" if comparison["window_is_cut"] else ""
-        return f" Compared with {args.reference}{cut}: {comparison['summary']}"
-    said = ""
-    names = {"ratio_to_first_model": first.get("name")}
-    names["ratio_to_first"] = label_setting(first, args.axes)
-    for key, name in names.items():
-        changed, bounds = change_of(result, key)
-        if changed:
-            changed += f" ({bounds}), {in_sentence(result[key]['pvalue'])}" if bounds else ""
-            said += f" Paired change against {name}: {changed}."
-    return said
 
 
 def place_of(result: dict, model_id: str) -> str:

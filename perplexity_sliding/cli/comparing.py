@@ -37,7 +37,7 @@ def number_columns(
     """
     key, against = paired_with(results, axes)
     differ = have_other_tokenizers(results)
-    legend = describe_scope_of_intervals(results, axes)
+    legend = describe_scope_of_intervals(results)
     # of the original, for detokenized texts
     has_original = any("bits_per_original_byte" in row for row in results)
     unit = "original_byte" if has_original else "byte"
@@ -87,12 +87,9 @@ def change_of(row: dict, key: str) -> tuple[str, str]:
     return f"{100 * (ratio['ratio'] - 1):+.2f} %", within
 
 
-def in_sentence(pvalue: float | None) -> str:
-    return "" if pvalue is None else "p < 0.0001" if pvalue < 1e-4 else f"p = {pvalue:.4f}"
-
-
 def pvalue_of(ratio: dict | None) -> str:
-    return in_sentence((ratio or {}).get("pvalue")).removeprefix("p ").removeprefix("= ")
+    pvalue = (ratio or {}).get("pvalue")
+    return "" if pvalue is None else "< 0.0001" if pvalue < 1e-4 else f"{pvalue:.4f}"
 
 
 def paired_with(results: Sequence[dict], axes: Sequence[str]) -> tuple[str, str]:
@@ -107,16 +104,11 @@ def scored_share(row: dict) -> str:
     return f"{100 * share:.2g} %" if share < NEARLY_ALL else ""
 
 
-def describe_scope_of_intervals(rows: Sequence[dict], axes: Sequence[str]) -> str:
+def describe_scope_of_intervals(rows: Sequence[dict]) -> str:
     """Return a note on what intervals cover: other texts, or only these."""
-    scopes = {row.get("interval_scope") for row in rows} - {None}
-    if len(scopes) > 1 and "over texts" in scopes:
-        wide = (row for row in rows if row.get("interval_scope") == "over texts")
-        names = dict.fromkeys(label(row, [AXES[axis] for axis in axes] or ["name"]) for row in wide)
-        return f"95 % intervals: over texts for {'; '.join(names)}; else within texts."
-    scope = scopes.pop() if len(scopes) == 1 else "within these texts" if scopes else ""
-    beyond = "" if scope == "over texts" else ": other texts may differ by more"
-    return scope and f"95 % interval {scope}{beyond}."
+    scopes = sorted({row.get("interval_scope") for row in rows} - {None})
+    beyond = "" if scopes == ["over texts"] else ": other texts may differ by more"
+    return f"95 % interval {' or '.join(scopes)}{beyond}." if scopes else ""
 
 
 def have_other_tokenizers(results: Sequence[dict]) -> bool:
@@ -310,13 +302,12 @@ def tabulate_models(rows: Sequence[dict], reference: str) -> Table:
     results = [row for row in rows if "error" not in row]
     comparisons = [row["comparison"] for row in results]
     by_tokens = all(comparison["compared"] == "tokens" for comparison in comparisons)
-    is_cut = any(comparison["window_is_cut"] for comparison in comparisons)
     notes = [f"The reference is {reference}.", *([] if by_tokens else [OTHER_TOKENIZERS])]
-    if is_cut:
+    if any(comparison["window_is_cut"] for comparison in comparisons):
         notes.append("Each model and the reference read the smaller of their two windows.")
     margins = {comparison.get("margin") for comparison in comparisons} - {None}
     notes += [f"Margin: a perplexity up to {100 * margin:g} % higher." for margin in margins]
-    legend = describe_scope_of_intervals(results, ["model"])
+    legend = describe_scope_of_intervals(results)
 
     def of_ratio(key: str):
         return lambda row: row["perplexity_ratio"].get(key, "")
@@ -353,50 +344,8 @@ def tabulate_models(rows: Sequence[dict], reference: str) -> Table:
         ]
     columns = [
         Column("model", "name", left=True),
-        Column("window", lambda row: describe_window(row) if is_cut else "", rank=2),
         *numbers,
         Column("verdict", "verdict", left=True, rank=2),
     ]
     lines = [row | row.get("comparison", {}) for row in rows]
     return tabulate(lines, columns, notes + list_errors(rows, ["name"]))
-
-
-def describe_window(row: dict) -> str:
-    window, own = row["max_length"], row["own_window"]
-    if own == window:
-        return f"{window:,}"
-    return f"{window:,}, no limit" if own is None else f"{window:,} of {own:,}"
-
-
-def report_comparison(report: dict, reference: str) -> list[str | Table]:
-    """Return the report on one model: first whether it is worse, then what changes."""
-    comparison = report["comparison"]
-    blocks = [comparison["summary"], tabulate_models([report], reference)]
-    if comparison["compared"] == "bytes":
-        return blocks
-    lost, won = (percent(comparison[key]) for key in ("right_to_wrong", "wrong_to_right"))
-    bounds = comparison["accuracy_change_interval"]
-    within = "" if bounds is None else " ({:+.2f} – {:+.2f})".format(*(100 * b for b in bounds))
-    lines = [
-        f"right next token  {percent(comparison['reference_accuracy'])} of the reference's, "
-        f"{percent(comparison['accuracy'])} of the model's: {100 * comparison['accuracy_change']:+.2f} "
-        f"pt{within}; {lost} lost, {won} won"
-    ]
-    if "kl" in comparison:  # a server gives no logits
-        points = comparison["kl_percentiles"]
-        lines += [
-            f"KL divergence     {format_value(comparison['kl'], 5)} nats"
-            f" ({format_value(comparison['kl_interval'], 5)}); median "
-            f"{format_value(points['50'], 5)}, 99 % {format_value(points['99'], 4)},"
-            f" max {format_value(points['100'], 4)}",
-            f"same next token   up to {percent(comparison['token_agreement'])} if sampled, "
-            f"{percent(comparison['same_top'])} if the likeliest is taken",
-            f"right token's p   {100 * comparison['delta_p']:+.3f} pt on average, "
-            f"{100 * comparison['rms_delta_p']:.3f} pt root mean square",
-        ]
-    if comparison.get("num_infinite_kl"):
-        lines.append(
-            f"{comparison['num_infinite_kl']:,} tokens have an infinite divergence: the model assigns "
-            "probability 0 to tokens that the reference does not"
-        )
-    return [*blocks, "\n".join(lines)]

@@ -75,33 +75,18 @@ def is_first() -> bool:
 
 
 def deliver(report: Report, args: argparse.Namespace) -> int:
-    """Write the files, then print; return the exit code.
-
-    Raises:
-        Exception: a file cannot be written; the other is written, and the numbers are printed.
-    """
-    writers = {
-        args.output: lambda: output.write(report, args),
-        args.html: lambda: output.write_html(report, args),
-    }
+    """Print, then write the files, which may fail; return the exit code."""
     code, said = verdict(report, args)
-    failure = None
-    for path, write in writers.items():
-        try:
-            written = write() if path else None
-        except Exception as error:
-            failure = error
-        else:
-            said += [written] if written and not args.hides_progress else []
     if args.show:
         output.print_texts(report.shown)
     if args.output is None:
         pieces = output.render(report, args)
         to_stdout(map(harmless, pieces) if sys.stdout.isatty() else pieces)
+    for path, write in ((args.output, output.write), (args.html, output.write_html)):
+        written = write(report, args) if path else None
+        said += [written] if written and not args.hides_progress else []
     for sentence in said:
         say(sentence)
-    if failure is not None:
-        raise failure
     return code
 
 

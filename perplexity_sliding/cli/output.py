@@ -12,7 +12,7 @@ from ..views import SHOWN, Reading, replaced
 from . import citing, comparing, rows, tables
 from .measuring import Report, short_names
 from .messages import harmless, to_stdout
-from .options import TIDY, stored_options
+from .options import stored_options
 
 LOWER = "Lower is better."
 BUNDLED = "Model: the bundled demo; choose another with --model NAME."
@@ -42,12 +42,7 @@ def write(report: Report, args: argparse.Namespace) -> str | None:
         rows.write_parquet(tidy_rows(report, args), args.output)
     else:
         write_pieces(render(report, args), args.output)
-    said = f"wrote {args.output}"
-    if args.format in TIDY:
-        number = sum(1 for _ in tidy_rows(report, args)())
-        said += f": {number:,} row{'s' * (number != 1)}"
-        said += f", {report.num_empty:,} empty texts skipped" if report.num_empty else ""
-    return said
+    return f"wrote {args.output}"
 
 
 def write_pieces(pieces: Iterable[str], path: str) -> None:
@@ -120,9 +115,8 @@ def tidy_rows(report: Report, args: argparse.Namespace) -> rows.Rows:
 # --- text -----------------------------------------------------------------------------------------
 
 
-def to_text(what: tables.Table | str, title: str = "") -> str:
-    body = what if isinstance(what, str) else tables.lay_out(what)
-    return f"{title}\n{body}" if title else body
+def to_text(what: tables.Table, title: str = "") -> str:
+    return "\n".join(filter(None, [title, tables.lay_out(what)]))
 
 
 def text_notes(report: Report, args: argparse.Namespace) -> Iterator[str]:
@@ -145,19 +139,18 @@ def all_tables(
             yield write(comparing.tabulate_parts(of_text, args.unit), tables.printable(text.name))
     measurements = report.measurements or [report.corpus]
     [reference] = short_names([args.reference or ""])
-    if args.format == "text" and args.reference and not (args.models[1:] or args.is_grid):
-        yield from map(write, comparing.report_comparison(report.results[0], reference))
+    if args.reference:
+        if args.format == "text" and not (args.models[1:] or args.is_grid):
+            yield report.results[0]["comparison"]["summary"]
+        table = comparing.tabulate_models(measurements, reference)
+    elif report.measurements or args.columns:
+        table = comparing.tabulate_measurements(measurements, args.axes, args.columns or ())
     else:
-        if args.reference:
-            table = comparing.tabulate_models(measurements, reference)
-        elif report.measurements or args.columns:
-            table = comparing.tabulate_measurements(measurements, args.axes, args.columns or ())
-        else:
-            files = [row for row in report.texts if "row" not in row]
-            table = comparing.tabulate_texts(files, report.corpus)
-        if args.format in ("markdown", "latex"):
-            table = comparing.with_measurement(table, measurements, args.axes)
-        yield write(table)
+        files = [row for row in report.texts if "row" not in row]
+        table = comparing.tabulate_texts(files, report.corpus)
+    if args.format in ("markdown", "latex"):
+        table = comparing.with_measurement(table, measurements, args.axes)
+    yield write(table)
     if (report.corpus or {}).get("by_context_length"):
         yield write(comparing.tabulate_contexts(report.corpus["by_context_length"]))
 

@@ -139,10 +139,6 @@ def list_files(names: list[str]) -> list[str]:
 
 def list_folder(folder: Path) -> list[str]:
     """List the texts and tables in a folder and its subfolders, except for hidden ones."""
-    if any((folder / name).is_file() for name in SAVED):
-        raise ValueError(
-            f"{folder} is a dataset on disk: pass it as --dataset {folder}::train:text."
-        )
     inside = [
         path
         for path in sorted(folder.rglob("*"))

@@ -88,13 +88,7 @@ def with_unit(key: str, value: object, in_bits: bool = False) -> dict:
 
 
 def renamed(carried: dict, taken: Collection[str]) -> dict:
-    columns: dict = {}
-    for name, value in carried.items():
-        own = name
-        while own in taken or (own != name and own in carried):
-            own += "_given"
-        columns[own] = value
-    return columns
+    return {f"{name}_given" if name in taken else name: cell for name, cell in carried.items()}
 
 
 def rows_of_texts(texts: Iterable[dict], corpus: dict, label: str | None) -> Iterator[dict]:

@@ -41,15 +41,12 @@ def read_result(path: str) -> dict:
         written = json.loads(Path(path).read_text(encoding="utf-8"))
         written = {"corpus": written} if "perplexity" in written else written
         signed = [{"signature", "texts_digest"} <= result.keys() for result in results_of(written)]
+        if not signed or not all(signed):
+            raise ValueError("not every result has a signature and texts_digest")
     except (OSError, ValueError, AttributeError) as error:
         raise ValueError(
             f"--verify={path} must be a file written by --format json: {error}."
         ) from error
-    if not signed or not all(signed):
-        raise ValueError(
-            f"--verify={path} must be an output of --format json, with signature and texts_digest of "
-            "each result."
-        )
     return written
 
 
@@ -213,12 +210,9 @@ def read_parts(paths: Sequence[str]) -> tuple[dict, object, list[dict], list[int
                 )
     parts.sort(key=lambda part: part["part"])
     numbers = [part["part"] for part in parts]
-    doubled = {number for number in numbers if numbers.count(number) > 1}
-    missing = {*range(1, first["total"] + 1)} - {*numbers}
-    for what, which in (("given more than once", doubled), ("missing", missing)):
-        if which:
-            listed = ", ".join(f"{number}/{first['total']}" for number in sorted(which))
-            raise ValueError(f"--merge requires every part once, but {listed} is {what}.")
+    if numbers != [*range(1, first["total"] + 1)]:
+        listed = ", ".join(f"{number}/{first['total']}" for number in numbers)
+        raise ValueError(f"--merge requires every part once, got {listed}.")
     totals = sum(Totals.from_json(part["totals"]) for part in parts if part["totals"] is not None)
     if not totals:
         raise ValueError("No text in the parts could be scored.")
