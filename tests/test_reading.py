@@ -176,12 +176,12 @@ def test_columns_that_are_not_there_are_named(call):
     assert "must not be that of the texts" in call("t.csv", "--context-column=text").err
 
 
-def test_a_carried_column_hides_no_number_and_no_other_column(call):
-    given = {"text": TEXTS[0], "perplexity": "high", "name": "n", "name_given": "m", "error": "e"}
+def test_a_carried_column_hides_no_number(call):
+    given = {"text": TEXTS[0], "perplexity": "high", "name": "n", "error": "e"}
     write_table("t.jsonl", [given])
     (row,) = rows_of(call("t.jsonl", "--format=jsonl"))
-    carried = [row[f"{name}_given"] for name in ("perplexity", "name", "name_given")]
-    assert carried == ["high", "m", "n"] and row["perplexity"] > 1
+    carried = [row[f"{name}_given"] for name in ("perplexity", "name")]
+    assert carried == ["high", "n"] and row["perplexity"] > 1
 
 
 def test_rows_of_json_may_lack_columns_and_categories_of_parquet_are_texts(call):
@@ -203,7 +203,7 @@ def test_a_row_that_cannot_be_scored_is_named(call):
 
 def test_empty_rows_are_left_out_and_counted(call):
     write_table("t.jsonl", [{"text": ""}, {"text": TEXTS[0]}, {"text": None}])
-    assert "2 empty rows were skipped." in call("t.jsonl").out
+    assert "Empty rows skipped: 2." in call("t.jsonl").out
     write_table("t.jsonl", [{"text": ""}, {"text": ""}])
     assert "All texts are empty." in call("t.jsonl").err
 

@@ -221,7 +221,7 @@ def test_a_report_that_cannot_be_written_costs_no_numbers(call, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--html=nowhere/r.html"], "--html must be in an existing folder"),
+        (["--html=nowhere/r.html"], "--html must be a file in a writable folder"),
         (["--html=a.txt"], "--html must not be one of the files to read"),
         (["--show", "--format=csv"], "--show cannot be combined with --format"),
         (["--show", "--stride=8,4"], "--show cannot be combined with several protocols"),

@@ -258,8 +258,8 @@ SPOILED = {
     "twice": (lambda n: [*n, n[1]], "every part once, got 1/3, 2/3, 2/3, 3/3"),
     "none": (lambda n: n[1:1], "--merge and --columns text require FILE"),
     "a text": (lambda n: [*n[:2], "a.txt"], "a.txt is not a part of a run"),
-    "of other settings": (lambda n: [*n[:2], "stride.json"], "the settings differ (signature"),
-    "of other texts": (lambda n: [*n[:2], "texts.json"], "the texts differ (digest"),
+    "of other settings": (lambda n: [*n[:2], "stride.json"], ": signature "),
+    "of other texts": (lambda n: [*n[:2], "texts.json"], ": digest "),
     "written over": (
         lambda n: [*n, "--output", n[0]],
         "--output must not be one of the files to read",

@@ -23,7 +23,6 @@ JOINED = {"None": "scored separately", "tokens": "with their token ids joined"}
 
 
 def cite(results: Sequence[dict], args: argparse.Namespace) -> str:
-    """Return a sentence per result, the models, texts, command and signatures, and BibTeX."""
     ids = dict(zip(model_names(args), args.models))
     lines = [
         f"Model:      {place_of(result, ids.get(name, args.model_id))}"

@@ -30,11 +30,7 @@ OTHER_TOKENIZERS = "The tokenizers differ: perplexities per token cannot be comp
 def number_columns(
     results: Sequence[dict], axes: Sequence[str], digits: int
 ) -> dict[str, list[Column]]:
-    """Return the columns of each of `options.NUMBERS`, an interval under that of the number before it.
-
-    Args:
-        axes: settings in which the results differ.
-    """
+    """Return the columns of each of `options.NUMBERS`, an interval under that of the number before it."""
     key, against = paired_with(results, axes)
     differ = have_other_tokenizers(results)
     legend = describe_scope_of_intervals(results)
@@ -216,11 +212,9 @@ def tabulate_parts(rows: Sequence[dict], unit: str) -> Table:
 def tabulate_measurements(
     rows: Sequence[dict], axes: Sequence[str], chosen: Sequence[str] = ()
 ) -> Table:
-    """Tabulate measurements that differ in models, texts or settings.
+    """Tabulate results, or errors, that differ in `axes`.
 
     Args:
-        rows: results, or an `error`, with the keys of `AXES`.
-        axes: settings in which they differ.
         chosen: at most one axis, whose values become columns; and the numbers to show.
     """
     results = [row for row in rows if "error" not in row]
@@ -266,11 +260,7 @@ def tabulate_measurements(
 
 
 def with_measurement(what: Table, rows: Sequence[dict], axes: Sequence[str]) -> Table:
-    """Add what all rows share to the notes, and the signature; several become comments.
-
-    Args:
-        axes: settings in which they differ, which are already in the table.
-    """
+    """Add what all rows share to the notes, and the signature; several become comments."""
     results = [row for row in rows if "error" not in row]
     written = {
         "model": "model {}",

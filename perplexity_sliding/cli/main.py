@@ -29,7 +29,6 @@ def terminate(*_: object) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the parsed command line; return the exit code."""
     if args.merge:
         check_outputs(args, args.files)
         args.takes_bundled_model = False  # the parts name their model

@@ -15,14 +15,7 @@ from ..errors import wording_of
 from ..protocols import DEFAULT_PROTOCOL, PROTOCOLS, Protocol
 from ..views import SHOWN, Reading, own_perplexities
 from .messages import Progress, in_options, list_some
-from .options import (
-    COMPARED,
-    METRIC_ARGUMENTS,
-    NONE,
-    OF_REFERENCE,
-    as_list,
-    stored_options,
-)
+from .options import COMPARED, METRIC_ARGUMENTS, NONE, OF_REFERENCE, as_list, stored_options
 from .reading import ReadText, Text
 from .rows import Spool
 from .stored import Part, read_parts
@@ -48,7 +41,6 @@ class Report:
         parts: texts whose tokens or words are listed, each with the columns of these.
         scored: the texts of a comparison.
         shown: the first texts, for --show and --html.
-        joined: whether several texts were scored as one.
         num_refused: texts, or given settings, that could not be scored.
         kept: output of --part.
         options: those of the run whose parts were merged.
@@ -120,7 +112,6 @@ def measure(
     args: argparse.Namespace,
     progress: Progress,
 ) -> Report:
-    """Score all texts; with --columns text, those of each FILE."""
     started = time.monotonic()
     scoring = Scoring(compute, args, progress)
     is_comparison = args.compares or args.reference or args.models[1:] or args.takes_each_file
@@ -249,11 +240,7 @@ class Scoring:
             yield shard
 
     def score_shard(self, texts: list[Text]) -> tuple[dict, list[tuple[int, int]]]:
-        """Score texts together, and add their rows to the report; refused ones get an `error`.
-
-        Returns:
-            the result, which is empty if all are refused, and the sizes of the others, see `call`.
-        """
+        """Score texts together, and add their rows to the report; refused ones get an `error`."""
         args, report = self.args, self.report
         result, scored, sizes = {}, [], []
         while good := [text for text in texts if text.error is None]:
@@ -403,11 +390,8 @@ class Scoring:
     def call(
         self, texts: list[Text], **asked: object
     ) -> tuple[dict, list[ReadText], list[tuple[int, int]]]:
-        """Call the metric with texts or chats.
-
-        Returns:
-            the result; the texts that its token scores refer to, of the first protocol; and the bytes of
-            each text as it was scored and before --detokenize, 0 if it is the same or unknown.
+        """Return the result, the texts of its token scores (of the first protocol), and for each text
+        its bytes as it was scored and before --detokenize, 0 if these are the same or unknown.
         """
         args = self.args
         # a comparison always returns the likeliest tokens
@@ -450,7 +434,6 @@ class Scoring:
     def keep_shown(
         self, texts: Sequence[ReadText], token_scores: Sequence[dict], result: dict
     ) -> None:
-        """Keep texts and their token scores for --show and --html, until the limit is reached."""
         [model] = short_names([self.args.model_id])
         own = own_perplexities(result, len(texts)) if token_scores else ()
         for text, tokens, perplexity in zip(texts, token_scores, own):

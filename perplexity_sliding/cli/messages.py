@@ -92,7 +92,6 @@ def show_traceback(error: BaseException) -> None:
 
 
 def describe(error: BaseException) -> str:
-    """Return the message of an error, with names of options instead of arguments."""
     if isinstance(error, ModuleNotFoundError):
         name = (error.name or "").partition(".")[0]
         return f"the package {name} is missing: pip install {name}."
@@ -128,7 +127,6 @@ def one_line(text: str) -> str:
 
 
 def list_some(names: list[str]) -> str:
-    """List three names and count the others."""
     more = len(names) - 3
     return ", ".join(names[:3]) + (f" and {more} more" if more > 0 else "")
 
@@ -149,7 +147,6 @@ class Progress:
         self.bar: tqdm | None = None
 
     def status(self, message: str) -> None:
-        """Show a step before there is a bar."""
         if self.on_terminal and self.bar is None:
             to_stderr(f"{CLEAR_LINE}{harmless(message)} …")
 
@@ -186,7 +183,6 @@ class Progress:
             say(", ".join(filter(None, [said, so_far])))
 
     def close(self) -> None:
-        """Clear the line before other output."""
         if self.bar is not None:
             self.bar.close()
         elif self.on_terminal:

@@ -304,9 +304,7 @@ def make_parser() -> Parser:
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
     """Parse the command line and refuse invalid combinations of options.
 
-    The result has attributes beyond the options.  `compares` is True if several protocols, windows
-    or strides were given; only then are these lists.  `carries_columns` is True if the output can
-    have the other columns of a table.
+    `compares` is True if several protocols, windows or strides were given; only then are these lists.
     """
     parser = make_parser()
     words = [re.sub("^--[^=]+", lambda name: name[0].replace("_", "-"), word) for word in argv]
@@ -380,7 +378,6 @@ def matching_models(name: str) -> list[str]:
 
 
 def by_numbers(path: str) -> list[tuple[int, int | str]]:
-    """Return a key that sorts numbers within names by their value."""
     parts = re.split(r"(\d+)", path)
     return [(0, int(part)) if part.isdecimal() else (1, part) for part in parts]
 

@@ -59,11 +59,10 @@ def render(report: Report, args: argparse.Namespace) -> Iterator[str]:
         return (f"{rows.to_json(row)}\n" for row in tidy_rows(report, args)())
     if args.format in ("csv", "tsv"):
         return rows.to_csv(tidy_rows(report, args), {"csv": ",", "tsv": "\t"}[args.format])
-    writer = {"text": to_text, "markdown": tables.to_markdown, "latex": tables.to_latex}[
-        args.format
-    ]
+    writers = {"text": to_text, "markdown": tables.to_markdown, "latex": tables.to_latex}
+    pieces = paragraphs(all_tables(report, args, writers[args.format]))
     notes = text_notes(report, args) if args.format == "text" else ()
-    return map(harmless, chain(paragraphs(all_tables(report, args, writer)), notes))
+    return map(harmless, chain(pieces, notes))
 
 
 def paragraphs(texts: Iterable[str]) -> Iterator[str]:
@@ -160,11 +159,9 @@ def notes_on(report: Report) -> list[str]:
     num_files = sum("row" not in row and "error" not in row for row in report.texts)
     num_rows = 0 if report.joined else (report.corpus or {}).get("num_texts", 0) - num_files
     if num_rows > 0:
-        are = "is a row of a table" if num_rows == 1 else "are rows of tables"
-        said.append(f"{num_rows:,} of the texts {are} (--format csv lists each).")
+        said.append(f"Texts in rows of tables: {num_rows:,} (--format csv lists each).")
     if report.num_empty:
-        rows_are = "row was" if report.num_empty == 1 else "rows were"
-        said.append(f"{report.num_empty:,} empty {rows_are} skipped.")
+        said.append(f"Empty rows skipped: {report.num_empty:,}.")
     failed = [row for row in report.texts if "row" in row and "error" in row]
     said += [f"{row['name']}: {row['error']}" for row in failed[:MOST_ERRORS]]
     if len(failed) > MOST_ERRORS:
@@ -176,7 +173,6 @@ def notes_on(report: Report) -> list[str]:
 
 
 def print_texts(readings: Sequence[Reading]) -> None:
-    """Print the texts, the legend, and the most surprising words."""
     from rich.console import Console
     from rich.text import Text
 

@@ -47,13 +47,11 @@ class Text:
     """A text to score, or a file or row that could not be read.
 
     Attributes:
-        name: its name in the output: that of its file or row.
         row: its number in a table or dataset, from 0; None for a file.
         share: its estimated share of the run, from sizes of files and numbers of rows.
         chat: messages to score instead; `text` then contains the assistant's.
         words: its words, or their (start, end) characters; None for an empty row among rows of words.
         carried: the other columns of its row; a list of them where each word had a row.
-        error: the reason why it could not be read.
         place: its number among all texts, if a part of them is scored.
     """
 
@@ -87,12 +85,7 @@ class ReadText:
 
 @dataclass(frozen=True)
 class Table:
-    """A table with one text per row, read row by row any number of times.
-
-    Attributes:
-        num_rows: number of rows that are not blank.
-        rows: reads the given columns of all rows; missing values are None.
-    """
+    """A table with one text per row; `rows` reads columns of it any number of times."""
 
     name: str
     columns: list[str]
@@ -138,7 +131,10 @@ def list_files(names: list[str]) -> list[str]:
 
 
 def list_folder(folder: Path) -> list[str]:
-    """List the texts and tables in a folder and its subfolders, except for hidden ones."""
+    if any((folder / name).is_file() for name in SAVED):
+        raise ValueError(
+            f"{folder} is a dataset on disk: pass it as --dataset {folder}::train:text."
+        )
     inside = [
         path
         for path in sorted(folder.rglob("*"))
@@ -160,17 +156,14 @@ def check_outputs(args: argparse.Namespace, names: list[str]) -> None:
         path, option = getattr(args, name), spelled(name)
         if path is None:
             continue
-        folder = Path(path).resolve().parent
-        if not folder.is_dir():
-            raise ValueError(f"{option} must be in an existing folder, got {path!r}.")
-        if os.path.isdir(path) or not os.access(path if os.path.exists(path) else folder, os.W_OK):
-            raise ValueError(f"{option} must be a writable file, got {path!r}.")
+        place = path if os.path.exists(path) else Path(path).resolve().parent
+        if os.path.isdir(path) or not os.access(place, os.W_OK):
+            raise ValueError(f"{option} must be a file in a writable folder, got {path!r}.")
         if os.path.exists(path) and any(map(Path(path).samefile, filter(os.path.exists, names))):
             raise ValueError(f"{option} must not be one of the files to read, got {path!r}.")
 
 
 def table_format(name: str) -> str | None:
-    """Return the format of a table, csv, json or parquet, by its ending; None for a text."""
     return TABLES.get(suffix(name))
 
 
@@ -346,12 +339,6 @@ def read_rows(
     name: str | None = None,
     column: str | None = None,
 ) -> Iterator[Text]:
-    """Yield the texts of a table, with its other columns if the output can have them.
-
-    Args:
-        name: the file in the names of rows; None for a dataset.
-        column: that of the texts; by default the given one, `text`, or the only one.
-    """
     if not table.num_rows:
         raise ValueError(f"{table.name} has no rows.")
     columns = f"the columns {', '.join(table.columns)} of {table.name}"
@@ -456,18 +443,13 @@ def join_words(texts: Iterator[Text], args: argparse.Namespace) -> Iterator[Text
 
 
 def is_one_word(row: Text) -> bool:
-    """Return whether a row is a single word of a script with spaces between words."""
     word = row.text.strip()
     is_spaced = runs_together("a", word) or not re.search(r"\w", word)
     return not row.chat and len(word.split()) == 1 and is_spaced
 
 
 def read_words(cell: object, text: str) -> list | None:
-    """Read the words of a text: a list, a JSON list, regions between |, or words between spaces.
-
-    Returns:
-        words, or ascending (start, end) characters, end exclusive; None if the cell has neither.
-    """
+    """Read words, regions between |, or ascending (start, end) characters; None if it is neither."""
     if isinstance(cell, str) and cell.lstrip().startswith("["):
         with suppress(json.JSONDecodeError):
             cell = json.loads(cell)

@@ -60,7 +60,6 @@ class Spool:
 
 
 def flat(result: dict) -> dict:
-    """Keep the plain values of a result; intervals as two columns."""
     row: dict = {}
     for key, value in result.items():
         unit = "_nats" if key.removesuffix("_interval") in NATS else ""
@@ -105,12 +104,7 @@ def rows_of_measurements(results: Sequence[dict], has_labels: bool = False) -> l
 
 
 def rows_of_parts(text: ReadText, parts: dict[str, list], unit: str) -> Iterator[dict]:
-    """Make one row of a token, in nats, or word, in bits, with its place: that of a context is negative.
-
-    Args:
-        parts: equally long columns of a text, such as its `token_scores` or `word_scores`.
-        unit: "token" or "word": the name of the column with the piece as the text writes it.
-    """
+    """Make one row of a token, in nats, or word, in bits, with its place: that of a context is negative."""
     columns = {key: values for key, values in parts.items() if key != "windows"}
     in_bits, before = unit == "word", None
     for number in range(len(columns[f"{unit}s"])):

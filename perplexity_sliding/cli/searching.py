@@ -31,7 +31,6 @@ ENDLESS = 10_000
 
 
 def search(args: argparse.Namespace) -> int:
-    """Find the settings, print them, and return the exit code."""
     progress = Progress("Searching", args.hides_progress)
     try:
         progress.status("Reading")

@@ -23,13 +23,8 @@ NOT_COMPARED = {
 LIBRARIES = ("version", "transformers", "torch")
 MOST_SHOWN = 8
 KIND = "part of a run of perplexity-sliding, 1"
-# Fields that all parts of a run share, and the error if they differ.
-SHARED = {
-    "total": "the numbers of parts differ",
-    "num_texts": "the numbers of texts differ",
-    "digest": "the texts differ",
-    "signature": "the settings differ",
-}
+# Fields that all parts of a run share; the digest is that of the texts.
+SHARED = ("total", "num_texts", "digest", "signature")
 
 
 # --- verifying ------------------------------------------------------------------------------------
@@ -69,13 +64,10 @@ def take_options(stored: dict, args: argparse.Namespace, names: Sequence[str]) -
 
 
 def compare(stored: dict, repeated: dict) -> tuple[str, bool]:
-    """Compare a stored output with that of the repeated call, field by field.
+    """Return the differences of two outputs, and whether there are none.
 
     Numbers may differ by the relative tolerance of a probe, in nats per token, which that of a
     perplexity is up to rounding too.
-
-    Returns:
-        a line for each difference, and the verdict; and whether all is reproduced.
     """
     tolerance = max(probe_tolerance(result["signature"]) for result in results_of(repeated))
     now, num_same = dict(leaves(repeated)), 0
@@ -181,11 +173,8 @@ class Part:
 
 
 def read_parts(paths: Sequence[str]) -> tuple[dict, object, list[dict], list[int]]:
-    """Add up all parts of a run, in the order of the corpus.
-
-    Returns:
-        the first part, the totals, the rows of files and refused texts, and the bytes of prose and of
-        its originals.
+    """Return the first part, the totals of all in the order of the corpus, the rows of files and
+    refused texts, and the bytes of prose and of its originals.
     """
     from ..results.totals import Totals
 
@@ -202,11 +191,11 @@ def read_parts(paths: Sequence[str]) -> tuple[dict, object, list[dict], list[int
             )
     first = parts[0]
     for path, part in zip(paths, parts):
-        for key, what in SHARED.items():
+        for key in SHARED:
             if part[key] != first[key] and None not in (part[key], first[key]):
                 raise ValueError(
-                    f"{path} does not belong to {paths[0]}: {what} ({key} {part[key]} instead of "
-                    f"{first[key]}). Score all parts with the same command, except for --part."
+                    f"{path} does not belong to {paths[0]}: {key} {part[key]} instead of "
+                    f"{first[key]}. Score all parts with the same command, except for --part."
                 )
     parts.sort(key=lambda part: part["part"])
     numbers = [part["part"] for part in parts]

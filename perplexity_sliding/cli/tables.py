@@ -48,12 +48,7 @@ class Column:
 
 @dataclass
 class Table:
-    """A table of cells.
-
-    Attributes:
-        notes: sentences below the table.
-        comments: comments in the source of a table for a paper.
-    """
+    """Cells, with sentences below them, and comments in the source of a table for a paper."""
 
     columns: list[Column]
     lines: list[list[str]]
@@ -148,7 +143,6 @@ def columns_of(text: str) -> int:
 
 
 def shorten(name: str, size: int) -> str:
-    """Remove the middle of a name that is too long, because its end is the most informative."""
     if columns_of(name) <= size:
         return name
     head, tail = name[: size // 4], name
@@ -174,7 +168,6 @@ BARE_MINUS = re.compile(r"(?<![\w.-])-(?=\.?\d| is lower)")
 
 
 def to_markdown(what: Table, title: str = "") -> str:
-    """Format a table as Markdown, with its title above and its notes below."""
     rows = [[in_markdown(cell) for cell in line] for line in cells_for_paper(what)]
     sizes = [max(3, *map(len, column)) for column in zip(*rows)]
     rules = [f":{'-' * n}-" if c.left else f"-{'-' * n}:" for c, n in zip(what.columns, sizes)]
