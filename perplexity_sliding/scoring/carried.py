@@ -15,7 +15,7 @@ single pass, and whether it can do so indefinitely.
 
 import itertools
 from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -56,26 +56,18 @@ PROBE_SHIFT = 1000
 
 
 class StateReader:
-    """Reads rows of token ids in chunks, carrying the model's state from one to the next.
+    """Reads rows of token ids in chunks, carrying the model's state from one to the next."""
 
-    Attributes:
-        single: whether only the first chunk may have several tokens, because Mamba continues from
-            a state token by token.
-        alone: whether only one text can be read at a time, because RWKV's step mixes rows.
-        keeps_keys: whether the state grows with the text unless `keep` drops keys.
-    """
-
-    def __init__(self, model: torch.nn.Module, single: bool = False, alone: bool = False) -> None:
+    def __init__(self, model: torch.nn.Module, single: bool, alone: bool) -> None:
         self.model = model
-        self.single = single
-        self.alone = alone
+        self.single = single  # only the first chunk may have several tokens, for Mamba
+        self.alone = alone  # one text at a time, for RWKV's step mixes rows
         self.state_name = state_name(model)
         self.takes_positions = "position_ids" in forward_parameters(model)
         self.keeps_keys = False
         self.begin()
 
     def begin(self) -> None:
-        """Reset the state; the next chunk begins other texts."""
         self.state = None
         self.num_read = 0
 
@@ -127,14 +119,7 @@ def attention_layers(state: object) -> list:
 
 @torch.inference_mode()
 def open_carrier(model: ScoredModel) -> StateReader:
-    """Return the reader that carries a model's state, indefinitely.
-
-    Args:
-        model: checked model.
-
-    Raises:
-        ValueError: there is none, with the reason.
-    """
+    """Return the reader that carries a checked model's state, or refuse it with the reason."""
     reader = None
     reason: str | None
     if not isinstance(model, LanguageModel):
@@ -176,7 +161,6 @@ def find_reader(model: torch.nn.Module) -> StateReader | None:
 
 
 def why_not_carried(model: torch.nn.Module, reader: StateReader | None) -> str | None:
-    """Return the reason why a model cannot continue indefinitely; None if it can."""
     if position_table(model) is not None:
         return f"its positions are a table of {position_table(model)} entries"
     if grows_frequencies(model):
@@ -196,7 +180,6 @@ def why_not_carried(model: torch.nn.Module, reader: StateReader | None) -> str |
 
 
 def sees_distances_only(model: torch.nn.Module) -> bool:
-    """Return whether shifting all positions leaves the logits unchanged."""
     if "position_ids" not in forward_parameters(model):
         return getattr(model.config, "model_type", None) in ALIBI_MODELS
     drawn = probe_text(num_embeddings(model) or PROBE_LENGTH, None, PROBE_LENGTH)
@@ -236,11 +219,7 @@ def score_carried(
     measurement: Measurement,
     measures: Sequence[Measure],
 ) -> tuple[CarriedWork, list[Columns]]:
-    """Plan the texts in segments of one stride each, and score them.
-
-    Args:
-        model: prepared model.
-    """
+    """Plan the texts in segments of one stride each, and score them under a prepared model."""
     memory = measurement.plan.max_length - measurement.plan.stride
     plan = replace(
         measurement.plan,
@@ -259,13 +238,10 @@ def score_carried(
 
 
 def plan_segments(num_tokens: int, plan: Plan, memory: int | None) -> Iterator[Window]:
-    """Divide a text of `num_tokens` tokens into segments of one stride each.
+    """Yield segments of a text as windows that begin at the first token that they see.
 
     Args:
-        memory: tokens whose keys a segment sees; None for all before it.
-
-    Yields:
-        windows that begin at the first token that they see.
+        memory: tokens before a segment whose keys it sees; None for all.
     """
     start = plan.start != "none"
     width = plan.stride + 1 + (num_tokens if memory is None else memory)
@@ -274,33 +250,29 @@ def plan_segments(num_tokens: int, plan: Plan, memory: int | None) -> Iterator[W
         yield Window(max(0, begin - start), first - start, end - start, sees_start)
 
 
+@dataclass
 class CarryingScorer:
     """Scores texts segment by segment, in batches of texts.
 
-    Args:
+    Attributes:
         memory: number of tokens whose keys are kept between segments.
-        batch_size: texts per batch.
         texts: the numbers of the segments of each text.
     """
 
-    def __init__(
-        self,
-        model: ScoredModel,
-        reader: StateReader,
-        measures: Sequence[Measure],
-        memory: int,
-        batch_size: int,
-        texts: Sequence[range],
-    ) -> None:
-        self.model, self.models = model, [model]
-        self.reader = reader
-        self.measures = measures
-        self.memory = memory
-        self.texts = texts
-        self.rows = count_rows([model])
-        if model.device.type == "cpu":
+    model: ScoredModel
+    reader: StateReader
+    measures: Sequence[Measure]
+    memory: int
+    batch_size: int
+    texts: Sequence[range]
+
+    def __post_init__(self) -> None:
+        self.models = [self.model]
+        self.rows = count_rows(self.models)
+        if self.model.device.type == "cpu":
             self.rows = min(self.rows, CPU_BATCH_TOKENS)
-        self.batch_size = 1 if reader.alone or model.alone else min(batch_size, self.rows)
+        is_alone = self.reader.alone or self.model.alone
+        self.batch_size = 1 if is_alone else min(self.batch_size, self.rows)
 
     @torch.inference_mode()
     def score(
@@ -329,10 +301,8 @@ class CarryingScorer:
                 try:
                     columns = self._read_segment(rows, len(segments))
                 except Exception as error:
-                    length = len(rows[0].inputs)
-                    raise explain_failure(
-                        error, len(segments), length, self.model.device
-                    ) from error
+                    shape = len(segments), len(rows[0].inputs)
+                    raise explain_failure(error, *shape, self.model.device) from error
                 wanted = [place for place, n in enumerate(numbers) if n not in finished]
                 if wanted:
                     yield [numbers[n] for n in wanted], [columns[n] for n in wanted]

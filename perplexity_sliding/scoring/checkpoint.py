@@ -6,7 +6,6 @@ scores.  Another model, dtype or text never matches.  Several runs may share a f
 """
 
 import sqlite3
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -21,13 +20,13 @@ from ..plan.windows import Pass
 from .measures import Measure
 
 # Identifies the program that owns a SQLite file: an arbitrary number in the header.
-APPLICATION_ID = 0x50504C37
+APPLICATION_ID = 0x50504C38
 # Another run locks the file for moments; a stopped one, or another program, may never release it.
 WAIT_S = 60.0
 TABLE = """
 CREATE TABLE IF NOT EXISTS scores (
     model TEXT, text TEXT, first_read INTEGER, start_token INTEGER, end INTEGER, targets TEXT,
-    name TEXT, probes TEXT NOT NULL, dtype TEXT NOT NULL, scores BLOB NOT NULL, checksum INTEGER,
+    name TEXT, probes TEXT NOT NULL, dtype TEXT NOT NULL, scores BLOB NOT NULL,
     PRIMARY KEY (model, text, first_read, start_token, end, targets, name)
 ) WITHOUT ROWID
 """
@@ -35,14 +34,7 @@ NO_START_TOKEN = -1
 
 
 class Checkpoint:
-    """Scores of passes under one model.
-
-    Args:
-        path: the file; created if it is missing.
-
-    Raises:
-        ValueError: the file cannot be used, or was not created by this program.
-    """
+    """Scores of passes under one model, in a file that is created if it is missing."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = str(path)
@@ -67,10 +59,9 @@ class Checkpoint:
     def use(
         self, models: Sequence[ScoredModel], measures: Sequence[Measure], key_prefix: str = ""
     ) -> None:
-        """Set the models and measures whose scores are looked up and stored.
+        """Set the identified models and the measures whose scores are looked up and stored.
 
         Args:
-            models: identified.
             key_prefix: separates scores that depend on more than the tokens that a pass reads.
         """
         identities = []
@@ -100,10 +91,7 @@ class Checkpoint:
         for text in {text for text, _ in wanted.values()}:
             with self._explaining():
                 rows = self.connection.execute(query, (self.model, text, *column_of)).fetchall()
-            whole = (
-                row for *row, checksum in rows if checksum == checksum_of(row)
-            )  # disks flip bits
-            for _, *key, name, probes, dtype, scores in whole:
+            for _, *key, name, probes, dtype, scores in rows:
                 measured = zip(probes.split(), self.identities[column_of[name]])
                 if all(same_probe(float(old), new, line) for old, (line, new) in measured):
                     columns = stored.setdefault(tuple(key), {})
@@ -120,17 +108,15 @@ class Checkpoint:
                 dtype = f"{values.shape[1:]}{values.dtype.str}"  # of a target's value, or its row
                 packed = np.ascontiguousarray(values).tobytes()
                 key = self.model, text, *key_of(pass_), self.names[name]
-                row = *key, probes, dtype, packed
-                rows.append((*row, checksum_of(row)))
+                rows.append((*key, probes, dtype, packed))
         with self._explaining(), self._writing():
-            marks = ", ".join("?" * 11)
+            marks = ", ".join("?" * 10)
             self.connection.executemany(f"INSERT OR REPLACE INTO scores VALUES ({marks})", rows)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Run a transaction; two writers wait for each other instead of failing midway."""
         with self.connection:  # commits, or rolls back
-            self.connection.execute("BEGIN IMMEDIATE")
+            self.connection.execute("BEGIN IMMEDIATE")  # waits for another writer
             yield
 
     @contextmanager
@@ -159,11 +145,6 @@ def open_checkpoint(path: str | Path | None) -> Iterator[Checkpoint | None]:
 
 
 def key_of(pass_: Pass) -> tuple:
-    """Return the first token that a pass reads, its start token, its end and its targets."""
     start_token = NO_START_TOKEN if pass_.start_token is None else pass_.start_token
     targets = ",".join(f"{first}-{end}" for first, end in pass_.targets)
     return pass_.begin, start_token, pass_.end, targets
-
-
-def checksum_of(row: Sequence[object]) -> int:
-    return zlib.crc32(repr(tuple(row)).encode())

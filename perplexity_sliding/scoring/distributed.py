@@ -25,15 +25,7 @@ TIMEOUT = timedelta(days=2)
 
 
 class Processes:
-    """The processes of a call; a single one unless `distributed`.
-
-    Args:
-        distributed: join the process group that `torchrun` describes.  Every process of it must
-            then make the same calls; otherwise the others wait in vain.
-
-    Raises:
-        ValueError: accelerate is not installed.
-    """
+    """The processes of a call: a single one, or the group that `torchrun` describes."""
 
     def __init__(self, distributed: bool) -> None:
         self.rank, self.count = 0, 1
@@ -41,11 +33,8 @@ class Processes:
             try:
                 from accelerate import PartialState
             except ImportError:
-                raise ValueError(
-                    Wording(
-                        "`distributed=True` needs the package accelerate: pip install accelerate."
-                    )
-                ) from None
+                needed = "`distributed=True` needs the package accelerate: pip install accelerate."
+                raise ValueError(Wording(needed)) from None
             # Without an accelerator, accelerate joins a group only with cpu=True.
             state: Any = PartialState(cpu=not torch.cuda.is_available(), timeout=TIMEOUT)
             self.rank, self.count = state.process_index, state.num_processes
@@ -65,15 +54,7 @@ class Processes:
         return parts[self.rank]
 
     def agree(self, describe: Callable[[], str], what: str, advice: str) -> None:
-        """Check that all processes have the same input.
-
-        Args:
-            describe: describes the input of this process; equal descriptions mean equal inputs.
-            what: name of the input, for errors.
-
-        Raises:
-            ValueError: a process has a different input; raised in each process.
-        """
+        """Refuse, in each process, if one describes its input otherwise than process 0."""
         if self.count == 1:
             return
         descriptions = self.exchange(describe())

@@ -41,7 +41,6 @@ class Block:
 
     @cached_property
     def nll(self) -> torch.Tensor:
-        """Negative log-likelihood of each target in nats (R,)."""
         return torch.nn.functional.cross_entropy(self.logits, self.targets, reduction="none")
 
     @cached_property
@@ -190,10 +189,6 @@ class Divergence(Measure):
         *("outside", "reference_outside", *DIVERGENCES),
     )
     num_models = 2
-
-    @property
-    def key(self) -> str:
-        return "divergence"
 
     def __call__(self, blocks: Sequence[Block]) -> dict[str, torch.Tensor]:
         model, reference = blocks

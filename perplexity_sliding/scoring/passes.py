@@ -91,7 +91,6 @@ class Scorer:
     """Scores of passes under a model, or under a model and its reference.
 
     Args:
-        models: the model and, for measures of two, its reference; each examined.
         batch_tokens: tokens in one forward pass, padding included; a longer pass runs alone.
     """
 
@@ -129,17 +128,11 @@ class Scorer:
         """Score passes, longest first; yield after every batch.
 
         Args:
-            row_of: returns the pass of a number.
-            numbers: the passes.
             lengths: tokens that each pass reads, by number.
             finished: numbers to skip.  The others are batched as if these were included, so that a
                 resumed run rounds like an uninterrupted one.
             shared: number of tokens at the head of all passes that are the same, and unscored; they
                 are read once.
-
-        Raises:
-            MemoryError: a single pass does not fit.
-            ValueError: the model's forward pass failed in another way.
         """
         if all(number in finished for number in numbers):
             return
@@ -200,7 +193,6 @@ class Scorer:
     def _launch(
         self, numbers: list[int], rows: list[Row], prefixes: Sequence[Prefix] | None
     ) -> Launched:
-        """Score a batch into columns of all its rows, block by block."""
         ids = np.full((len(rows), max(len(row.inputs) for row in rows)), rows[0].inputs[0])
         for line, row in zip(ids, rows):
             line[: len(row.inputs)] = row.inputs  # right padding
@@ -263,7 +255,6 @@ def same_rows(streams: Sequence[LogitBlocks], most_rows: int) -> Iterator[list[t
 
 
 def collect(launched: Launched) -> tuple[list[int], list[Columns]]:
-    """Return the passes of a batch and their scores, after these have been copied to the host."""
     if launched.copied is not None:
         launched.copied.synchronize()
     columns = {name: column.numpy() for name, column in launched.columns.items()}
@@ -300,8 +291,6 @@ def batches(
 
 
 class PassError(ValueError):
-    """A pass, of this number, got no scores."""
-
     def __init__(self, message: str, number: int) -> None:
         super().__init__(message)
         self.number = number
@@ -312,14 +301,6 @@ class ServedScorer:
 
     Beside the passes each request has a short prompt with known values, by which an answer of another
     model is detected.
-
-    Args:
-        model: examined.
-        batch_size: windows in one request.
-        batch_tokens: tokens in one request; a longer pass is sent alone.
-
-    Raises:
-        ValueError: a measure needs logits.
     """
 
     def __init__(
@@ -346,13 +327,7 @@ class ServedScorer:
         lengths: Sequence[int],
         finished: Container[int] = (),
     ) -> Scored:
-        """Score passes as `Scorer.score` does; yield after every answer.
-
-        Raises:
-            PassError: the server gave no scores for a pass, or what are none.
-            ServerError: it gave no answer.
-            ValueError: it is another model than at the start.
-        """
+        """Score passes as `Scorer.score` does; yield after every answer."""
         source, canary = self.model.source, Prompt(self.model.tried.ids[:CANARY_LENGTH])
         known = self.model.nll[: len(canary.ids) - 1]
         unfinished = [number for number in numbers if number not in finished]
@@ -390,14 +365,12 @@ class ServedScorer:
         return self.model.source.api.forces and length == self.model.limit.readable
 
     def _prompt(self, row: Row) -> Prompt:
-        """Convert a pass to a prompt: its inputs, and the last target."""
         ids, last = row.inputs.tolist(), int(row.targets[-1])
         if row.scored[-1] < len(ids) - 1:
             return Prompt(ids)
         return Prompt(ids, last) if self._is_full(len(ids)) else Prompt([*ids, last])
 
     def _columns(self, values: TokenValues, row: Row, number: int) -> Columns:
-        """Take the scores of a pass's targets out of the values of its tokens."""
         columns: Columns = {"nll": values.nll[row.scored]}
         if "rank" in self.columns:
             if (values.rank == 0).any():

@@ -56,14 +56,9 @@ class Stream(NamedTuple):
 
 
 class Work:
-    """The forward passes that measurements need.
-
-    Args:
-        prefixes_agree: whether scores do not depend on the length of the pass.
+    """The forward passes over streams of tokens that measurements need.
 
     Attributes:
-        streams: the tokens to read.
-        passes: the passes over them.
         lengths: tokens that each pass reads.
         shared: passes with a common prefix, which is read once.
         costs: tokens that each pass reads; shared tokens count for the first pass.
@@ -100,7 +95,6 @@ class Work:
         return [[number_of[id(stream)] for stream in m.streams] for m in self.measurements]
 
     def _merge(self) -> tuple[list[Pass], list[Place]]:
-        """Return the passes, and for each window the location of its scores."""
         planned = chain.from_iterable(map(self._planned, range(len(self.measurements))))
         return merge_windows(list(planned), self.prefixes_agree)
 
@@ -135,7 +129,6 @@ class Work:
         return [pass_.start_token, *prefix] if prefix and pass_.start_token is not None else prefix
 
     def share(self, processes: Processes) -> list[int]:
-        """Return the passes of this process."""
         return processes.share(self.costs)
 
     def named(self, number: int) -> tuple[str, Pass]:
@@ -190,26 +183,17 @@ def costs_of(passes: Sequence[Pass], shared: Sequence[SharedPrefix]) -> list[int
 def cut_texts(
     placed: Sequence[Sequence[tuple[Window, Place]]], scores: Sequence[Columns]
 ) -> list[list[Columns]]:
-    def cut(columns: Columns, offset: int, count: int) -> Columns:
-        if count == len(columns["nll"]):
+    def cut(window: Window, place: Place) -> Columns:
+        columns, end = scores[place.number], place.offset + window.num_targets
+        if window.num_targets == len(columns["nll"]):
             return columns
-        return {name: values[offset : offset + count] for name, values in columns.items()}
+        return {name: values[place.offset : end] for name, values in columns.items()}
 
-    return [
-        [cut(scores[place.number], place.offset, window.num_targets) for window, place in of_text]
-        for of_text in placed
-    ]
+    return [[cut(*one) for one in of_text] for of_text in placed]
 
 
 def prepare_model(model: ScoredModel, measurements: Sequence[Measurement]) -> None:
-    """Get a model ready for the longest window, and refuse token ids without an embedding or a logit.
-
-    Args:
-        measurements: everything that the model will read.
-
-    Raises:
-        MemoryError, ValueError: the model cannot score these texts.
-    """
+    """Get a model ready for the longest window, and refuse token ids without an embedding or a logit."""
     model.prepare(max(measurement.longest_pass for measurement in measurements))
     size = min(model.num_embeddings or model.vocabulary_size, model.vocabulary_size)
     for measurement in measurements:
@@ -243,14 +227,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Session:
-    """Settings of how a call runs: batches, memory, checkpoint, processes, progress.
-
-    Attributes:
-        batch_size: windows of the longest length per forward pass.
-        checkpoint: stores the scores of finished passes, also those of earlier runs.
-        processes: the processes that share the work.
-        callback: called after every batch, in the place of a progress bar.
-    """
+    """Settings of how a call runs; `batch_size` is that of windows of the longest length."""
 
     batch_size: int
     checkpoint: Checkpoint | None
@@ -263,11 +240,7 @@ class Session:
         measurements: Sequence[Measurement],
         measures: Sequence[Measure],
     ) -> tuple[Work, list[Columns]]:
-        """Plan the passes of measurements, and score them under a model, and its reference if any.
-
-        Args:
-            models: prepared models, see `prepare_model`.
-        """
+        """Plan the passes of measurements, and score them under a prepared model, or it and another."""
         with without_collecting():
             work = Work(measurements, all(model.prefixes_agree for model in models))
         if len(models) == 1:
@@ -281,12 +254,7 @@ class Session:
         return work, self.run(scorer, work)
 
     def run(self, scorer: Any, work: Work, key_prefix: str = "") -> list[Columns]:
-        """Return the scores of every pass, in all processes, which must have the same work.
-
-        Args:
-            scorer: `Scorer` or one of its kind.
-            key_prefix: identifies everything but the input tokens that the scores depend on.
-        """
+        """Return the scores of every pass, in all processes; `key_prefix` is for `Checkpoint.use`."""
 
         def describe() -> str:
             lines = [
@@ -319,12 +287,10 @@ class Session:
     def _score_share(
         self, scorer: Any, work: Work, share: Sequence[int], scores: dict[int, Columns]
     ) -> None:
-        """Score the passes of this process that are not in `scores` yet, and show progress."""
         total = sum(work.costs[number] for number in share)
         done, nll_sum, num_scored = 0, 0.0, 0
 
         def count(numbers: Sequence[int]) -> float:
-            """Add passes, and return the perplexity of the tokens scored so far."""
             nonlocal done, nll_sum, num_scored
             done += sum(work.costs[number] for number in numbers)
             averaged = work.measurements[0].nlls_to_average
@@ -336,8 +302,8 @@ class Session:
             with np.errstate(over="ignore"):
                 return float(np.exp(nll_sum / num_scored)) if num_scored else math.nan
 
-        finished = list(scores)
-        count(finished)
+        finished = set(scores)
+        count(list(finished))
         if done and (resumed := getattr(self.callback, "resumed", None)):
             resumed(done, total)
         evaluate = sys.modules.get("evaluate")  # who has not imported it has not disabled its bars
@@ -345,7 +311,7 @@ class Session:
         off = off or bool(self.processes.rank) or self.callback is not None or not sys.stderr
         settings = {"total": total, "initial": done, "unit": "token", "desc": "Scoring"}
         with tqdm(**settings, disable=off or None) as bar:  # None: off without a terminal
-            for numbers, batch in score_passes(scorer, work, share, set(finished)):
+            for numbers, batch in score_passes(scorer, work, share, finished):
                 check_scores(work, numbers, batch)
                 scores.update(zip(numbers, batch))
                 before, perplexity = done, count(numbers)
