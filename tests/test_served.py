@@ -144,8 +144,6 @@ def test_words_as_plain_sums(both):
         ({"model_kwargs": {"revision": "main"}}, "got 'revision'"),
         ({"model_kwargs": {"served_name": "other"}}, "lists 'served'.* got 'other'"),
         ({"reference": "without adapter"}, "with an adapter, got ServedModel without"),
-        ({"model_kwargs": {"requests_in_flight": 0}}, "`requests_in_flight` must be"),
-        ({"model_kwargs": {"timeout": 0}}, "`timeout` must be"),
         ({"return_token_scores": ["rank"], "max_length": 16}, "not say the rank"),
     ],
 )
@@ -460,13 +458,12 @@ class Listing(FakeServer):
 
 def test_one_of_several_models(measure, expected, gpt2, tokenizer):
     server = Listing(gpt2, tokenizer)
-    with pytest.raises(ValueError, match="lists 'served', 'b': pass the model's name as `served_n"):
+    with pytest.raises(ValueError, match="lists 'served', 'b': pass one as `served_n"):
         measure(server)
     assert measure(server, settings={"served_name": "served"})["perplexity"] == expected()
 
 
 def test_the_key_is_sent_and_never_shown(measure, gpt2, tokenizer, monkeypatch):
-    """Nor where it stands in the place of its variable."""
     server = FakeServer(gpt2, tokenizer)
     monkeypatch.setenv("VLLM_API_KEY", f" {KEY}\n")
     measure(server)
@@ -474,9 +471,7 @@ def test_the_key_is_sent_and_never_shown(measure, gpt2, tokenizer, monkeypatch):
     monkeypatch.setattr(server, "post", lambda path, body: (401, {"error": f"wrong key {KEY}"}))
     with pytest.raises(ValueError, match=r"401, .*wrong key \*\*\*.* VLLM_API_KEY\.") as refused:
         measure(server)
-    with pytest.raises(ValueError, match="`api_key_variable` must be the name") as swapped:
-        measure(server, settings={"api_key_variable": KEY})
-    assert not any(KEY in repr(error.value) for error in (refused, swapped))
+    assert KEY not in repr(refused.value)
     monkeypatch.delenv("VLLM_API_KEY")
     with pytest.raises(ValueError, match="environment variable VLLM_API_KEY, which is not set"):
         measure(server)

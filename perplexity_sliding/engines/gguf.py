@@ -41,7 +41,6 @@ def is_gguf(model_id: object) -> bool:
 
 @cache
 def load_library(argument: str) -> ModuleType:
-    """Import llama-cpp-python, and silence its log."""
     try:
         import llama_cpp
     except ImportError:
@@ -66,7 +65,6 @@ class GGUFModel(EngineModel):
         path: the file; the first one of a split model.
         tokenizer: the original model's tokenizer; by default transformers builds one from the file.
         settings: fields of llama.cpp's `llama_model_params` and `llama_context_params`.
-        argument: name of the argument, for errors.
     """
 
     gives_logits = True
@@ -118,7 +116,6 @@ class GGUFModel(EngineModel):
         self.revision = file_digest(path)
 
     def metadata(self, key: str) -> str | None:
-        """Return a value of the file's metadata."""
         buffer = ctypes.create_string_buffer(256)
         size = self.library.llama_model_meta_val_str(self._model, key.encode(), buffer, 256)
         return buffer.value.decode(errors="replace") if size >= 0 else None
@@ -149,7 +146,6 @@ class GGUFModel(EngineModel):
         return torch.nn.functional.cross_entropy(logits, torch.tensor(ids[1:])).item()
 
     def prepare(self, length: int) -> None:
-        """Allocate memory for the longest window."""
         if length <= self._places:
             return
         params = self.library.llama_context_default_params()
@@ -171,7 +167,6 @@ class GGUFModel(EngineModel):
         self._free = weakref.finalize(self, self.library.llama_free, self._context)
 
     def logits(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
-        """Yield the logits of the scored rows, pass by pass; see `LanguageModel.logits`."""
         width = batch.ids.shape[1]
         scored, targets = batch.scored.numpy(), batch.targets
         ends = np.searchsorted(scored, np.arange(1, len(batch.ids) + 1) * width)

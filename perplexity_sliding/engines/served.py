@@ -1,7 +1,7 @@
 """A model that returns log-probabilities of tokens instead of logits: how it is asked, and what it is tested for.
 
-All APIs read token ids and return a value for every token of a prompt but the first, which must depend
-only on the tokens before it; random prompts show whether it does, and their values recognise the model.
+All APIs read token ids and return a value for every token of a prompt but the first.  The values of random
+prompts show whether each depends only on the tokens before it, and recognise the model.
 
 vLLM: POST /v1/completions with `prompt_logprobs`; https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html
 SGLang: POST /generate with `return_logprob`; https://docs.sglang.ai/basic_usage/native_api.html
@@ -29,6 +29,8 @@ NO_PROBABILITY = -9999.0
 ABOVE_ZERO = 1e-3
 # Prefix of a token's name that is its id.
 TOKEN_ID = "token_id:"
+# Sampling of an answer of one token that leaves distributions unchanged.
+UNCHANGED = {"max_tokens": 1, "temperature": 1.0, "top_p": 1.0}
 # Tokens of the known prompt in every request.
 CANARY_LENGTH = 16
 # Tolerances for values of one token in different requests in half precision, in nats: root mean
@@ -44,8 +46,6 @@ REQUESTS_AT_A_TIME = 8
 
 
 class ServerError(ValueError):
-    """A server did not respond, or refused a request with an HTTP status code."""
-
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
         self.status = status
@@ -114,14 +114,10 @@ class LogprobsAPI:
     forces = False
 
     def body(self, served_name: str, prompts: Sequence[Prompt], num_likeliest: int) -> dict:
-        """Build a request for the values of prompts, which share the forced token, if any.
-
-        There is no `seed`: with one, vLLM's engine for CPUs crashes at the first prompt that exceeds
-        the rest of its step (`max_num_batched_tokens`).
-        """
+        """Build a request for the values of prompts, which share the forced token, if any."""
+        # No `seed`: vLLM's engine for CPUs crashes at a prompt that exceeds the rest of its step.
         ids = [prompt.ids for prompt in prompts]
-        settings = {"model": served_name, "prompt": ids, "max_tokens": 1}
-        return settings | {"stream": False, "temperature": 1.0, "top_p": 1.0}
+        return {"model": served_name, "prompt": ids, "stream": False, **UNCHANGED}
 
     def read(self, reply: Any, prompts: Sequence[Prompt], num_likeliest: int) -> list[TokenValues]:
         """Read the answer to a request, and compare it with the prompts."""
@@ -142,12 +138,10 @@ class LogprobsAPI:
         return values
 
     def _answers(self, reply: Any) -> list:
-        """Return the answers to the prompts in their order."""
         choices = {int(choice["index"]): choice for choice in reply["choices"]}
         return [choices[number] for number in range(len(choices))]
 
     def _rows(self, answer: Any, prompt: Prompt, num_likeliest: int) -> list[Row]:
-        """Return what an answer says of each token of a prompt."""
         raise NotImplementedError
 
 
@@ -158,14 +152,13 @@ class VLLM(LogprobsAPI):
 
     def body(self, served_name: str, prompts: Sequence[Prompt], num_likeliest: int) -> dict:
         body = super().body(served_name, prompts, num_likeliest)
-        body |= {"prompt_logprobs": num_likeliest}
-        if prompts[0].forced is not None:
-            body |= {
-                "allowed_token_ids": [prompts[0].forced],
-                "logprobs": num_likeliest,
-                "return_tokens_as_token_ids": True,
-            }
-        return body
+        by_id = {} if prompts[0].forced is None else {"return_tokens_as_token_ids": True}
+        return body | self.sampling(prompts[0], num_likeliest) | by_id
+
+    def sampling(self, prompt: Prompt, num_likeliest: int) -> dict:
+        forced = {"allowed_token_ids": [prompt.forced], "logprobs": num_likeliest}
+        of_prompt = {"prompt_logprobs": num_likeliest, **UNCHANGED}
+        return of_prompt if prompt.forced is None else of_prompt | forced
 
     def _rows(self, answer: Any, prompt: Prompt, num_likeliest: int) -> list[Row]:
         entries = [
@@ -261,7 +254,6 @@ def ranked_row(entry: dict[int, tuple[Any, Any]], token: int, num_likeliest: int
 
 
 def id_of(name: object) -> int | None:
-    """Return the id in the name of a token, if the server returns ids."""
     if not isinstance(name, str) or not name.startswith(TOKEN_ID):
         return None
     return int(name.removeprefix(TOKEN_ID))
@@ -310,10 +302,7 @@ class ServedModel(EngineModel):
         source: a server, or an engine in this process.  `values` raises an AnswerError or a ServerError
             where there are none; `values_of_all` yields the number of each request with its values or
             AnswerError, as answers arrive.
-        limit: limits of a window and of the tokens that a request reads.
         engine: name and version of the program that runs it, for the signature.
-        dtype: dtype of its computations, if known.
-        vocabulary_size: size of the tokenizer's vocabulary; the server's may be larger.
         tried, nll: a random prompt, and the nlls in nats of its tokens but the first, by which the model
             is recognised; known after `check`.
     """
@@ -334,6 +323,7 @@ class ServedModel(EngineModel):
 
     def __post_init__(self) -> None:
         super().__init__()
+        # of the tokenizer; the server's may be larger
         self.vocabulary_size = int(max(self.tokenizer.get_vocab().values())) + 1
 
     @contextmanager
@@ -342,7 +332,6 @@ class ServedModel(EngineModel):
             yield
 
     def check(self) -> None:
-        """Test the model, unless it is the model that was tested before."""
         if hasattr(self, "tried") and self.is_same():
             return
         # one more than is read: the last token may be forced
@@ -354,11 +343,7 @@ class ServedModel(EngineModel):
             raise ValueError(f"{self.description} answered {len(ids)} ids with {error}.") from None
 
     def _test(self, ids: list[int]) -> tuple[Prompt, np.ndarray]:
-        """Test the source with random prompts of at most `len(ids)` tokens, the forced one included.
-
-        Values must be possible, at their tokens, without a start token that was not sent, and the same in
-        a second request.
-        """
+        """Test the source with random prompts of at most `len(ids)` tokens, the forced one included."""
         vocabulary = set(self.tokenizer.get_vocab().values())
         ordinary = np.array(sorted(vocabulary - set(self.tokenizer.all_special_ids)))
         ask = self.source.values
@@ -374,10 +359,9 @@ class ServedModel(EngineModel):
         impossible = int((np.isinf(nll) | (nll < EXACTLY)).sum())
         if impossible:
             raise refusal(
-                f"it assigns probability 0 or 1 to {impossible} of {len(nll)} random tokens, so its "
-                "distribution is truncated by the sampling of answers (vLLM: start it with "
-                "--logprobs-mode raw_logprobs, which is its default, and --generation-config vllm), "
-                "or its model's outputs overflow (--dtype)."
+                f"it assigns probability 0 or 1 to {impossible} of {len(nll)} random tokens: start vLLM "
+                "with --logprobs-mode raw_logprobs and --generation-config vllm, so that the sampling "
+                "of answers does not truncate distributions, and check its --dtype."
             )
 
         # of a replaced token, the first value to change is its own
@@ -390,8 +374,8 @@ class ServedModel(EngineModel):
         first = min((int(changed[0]) for changed in moved if len(changed)), default=place - 1)
         if first != place - 1:
             raise refusal(
-                f"after replacing token {place} of a prompt, the first value to change was that of "
-                f"token {first + 1}: its values are at the wrong tokens."
+                f"its values are at the wrong tokens: with another token {place} in a prompt, the "
+                f"first value to change was that of token {first + 1}."
             )
 
         longest = len(ids) - 1  # such a prompt has room for an answer
@@ -402,8 +386,7 @@ class ServedModel(EngineModel):
             if np.allclose(bare.nll, after.nll[1:], rtol=0, atol=EXACTLY):
                 raise refusal(
                     f"{len(short)} tokens have the same values with and without a start token (id "
-                    f"{start_id}) before them: it adds one itself, even to windows in the middle of "
-                    "a text. Disable that."
+                    f"{start_id}) before them: it adds one itself. Disable that."
                 )
 
         # values must not depend on earlier requests or other prompts; unseeded: it may have a cache
@@ -418,7 +401,6 @@ class ServedModel(EngineModel):
         return probe, nll
 
     def is_same(self) -> bool:
-        """Ask again; return whether it is still the model that was tested."""
         return not differ(self.source.values([self.tried])[0].nll, self.nll)
 
     def check_same(self) -> None:
@@ -445,9 +427,8 @@ def differ(values: np.ndarray, expected: np.ndarray) -> bool:
 
 def changed_model(description: str) -> ValueError:
     return ValueError(
-        f"{description} returns different values for the same tokens than at the start: the server "
-        "was restarted with another model or other settings, or several models answer at one address. "
-        "A checkpoint has only windows of the first. Run the same command again."
+        f"{description} returns different values for the same tokens than at the start: another model "
+        "answers now. A checkpoint has only windows of the first. Run the same command again."
     )
 
 
@@ -461,7 +442,6 @@ def is_vllm(model: object) -> bool:
 def adopt_vllm(
     engine: Any, tokenizer: PreTrainedTokenizerBase, argument: str, tokenizer_argument: str
 ) -> ServedModel:
-    """Adopt a live `vllm.LLM`; the names of the arguments are for errors."""
     import vllm
 
     check_tokenizer(tokenizer, tokenizer_argument)
@@ -481,7 +461,7 @@ def adopt_vllm(
 class EngineSource:
     """A live `vllm.LLM`; https://docs.vllm.ai/en/latest/api/vllm/entrypoints/llm/."""
 
-    api: LogprobsAPI = LiveVLLM()
+    api = LiveVLLM()
 
     def __init__(self, engine: Any) -> None:
         self.engine = engine
@@ -508,16 +488,9 @@ class EngineSource:
                     yield number, error
 
     def _generate(self, prompts: Sequence[Prompt], num_likeliest: int) -> list:
-        """Run the engine on prompts, with sampling that leaves distributions unchanged."""
         from vllm import SamplingParams
 
-        settings = {"temperature": 1.0, "top_p": 1.0, "max_tokens": 1, "detokenize": False}
-        settings |= {"prompt_logprobs": num_likeliest}
-        params = []
-        for prompt in prompts:
-            forced = {"allowed_token_ids": [prompt.forced], "logprobs": num_likeliest}
-            params.append(
-                SamplingParams(**settings, **(forced if prompt.forced is not None else {}))
-            )
+        settings = [self.api.sampling(prompt, num_likeliest) for prompt in prompts]
+        params = [SamplingParams(**of_prompt, detokenize=False) for of_prompt in settings]
         ids = [{"prompt_token_ids": prompt.ids} for prompt in prompts]
         return self.engine.generate(ids, params, use_tqdm=False)

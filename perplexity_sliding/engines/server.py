@@ -21,6 +21,8 @@ from ..models.loading import TOKENIZER_FILES, check_exists, load_tokenizer
 from ..plan.windows import ContextLimit
 from .served import APIS, AnswerError, LogprobsAPI, Prompt, ServedModel, ServerError, TokenValues
 
+# The environment variable with the key, if the server requires one.
+KEY_VARIABLE = "VLLM_API_KEY"
 # HTTP status codes of temporary failures.
 TRANSIENT = {408, 429, 500, 502, 503, 504}
 # Seconds before the first retry, doubled with each further one, and the longest pause.
@@ -41,45 +43,19 @@ class ServerSettings(NamedTuple):
 
     Attributes:
         served_name: name of the model on the server; None for the only one.
-        api_key_variable: the environment variable with the key, if the server requires one.
         requests_in_flight: number of concurrent requests.
         timeout: seconds until an answer must begin.
         retries: number of retries; ten take two and a half minutes, longer than a restart.
     """
 
     served_name: str | None = None
-    api_key_variable: str = "VLLM_API_KEY"
     requests_in_flight: int = 8
     timeout: float = 600.0
     retries: int = 10
 
 
-def check_settings(model_kwargs: dict) -> ServerSettings:
-    unknown = sorted(set(model_kwargs) - set(ServerSettings._fields))
-    if unknown:
-        raise ArgumentError(
-            "model_kwargs",
-            f"contain only {', '.join(ServerSettings._fields)} with a server",
-            got=repr(unknown[0]),
-        )
-    settings = ServerSettings(**model_kwargs)
-    if not settings.api_key_variable.isidentifier():
-        raise ArgumentError(
-            "api_key_variable",
-            "be the name of an environment variable",
-            advice="The value is not shown, as it may be the key.",
-        )
-    for name in ("requests_in_flight", "timeout"):
-        if getattr(settings, name) <= 0:
-            raise ArgumentError(name, "be above 0", got=repr(getattr(settings, name)))
-    return settings
-
-
 class Server:
     """A server, which is a source of values; use it while `connected`.
-
-    Args:
-        address: such as http://host:8000/v1; the last part may be left out.
 
     Attributes:
         api: its API; set by `open_served`, as is the next.
@@ -95,11 +71,10 @@ class Server:
     def __init__(self, address: str, settings: ServerSettings) -> None:
         self.root = address.rstrip("/").removesuffix("/v1")
         self.settings = settings
-        self._key = os.environ.get(settings.api_key_variable, "").strip()
+        self._key = os.environ.get(KEY_VARIABLE, "").strip()
 
     @contextmanager
     def connected(self) -> Iterator[None]:
-        """Keep connections open within the context."""
         if self._client is not None:
             yield
             return
@@ -107,7 +82,7 @@ class Server:
         self._client = httpx.Client(
             headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
             timeout=httpx.Timeout(timeout, connect=min(timeout, CONNECT_S)),
-            limits=httpx.Limits(max_connections=self.settings.requests_in_flight),
+            limits=httpx.Limits(),
         )
         try:
             yield
@@ -153,8 +128,7 @@ class Server:
         if status is not None:
             problem = f"The server at {self.root} refused a request ({path}): {failures[-1]}."
             if status in (401, 403):
-                variable = self.settings.api_key_variable
-                problem += f" The key is taken from the environment variable {variable}"
+                problem += f" The key is taken from the environment variable {KEY_VARIABLE}"
                 problem += "." if self._key else ", which is not set."
             raise ServerError(problem, status)
         try:
@@ -213,15 +187,21 @@ def open_served(
         tokenizer: tokenizer of the served model; loaded by the name of the model's root by default.
         model_kwargs: fields of `ServerSettings`.
     """
-    settings = check_settings(model_kwargs or {})
+    unknown = sorted(set(model_kwargs or ()) - set(ServerSettings._fields))
+    if unknown:
+        raise ArgumentError(
+            "model_kwargs",
+            f"contain only {', '.join(ServerSettings._fields)} with a server",
+            got=repr(unknown[0]),
+        )
     parts = urlsplit(address)
     if not parts.hostname or "@" in parts.netloc or parts.query or parts.fragment:
         raise ArgumentError(
             argument,
             "be an address such as 'http://host:8000/v1', without user, password or parameters",
-            advice=f"Set the environment variable {settings.api_key_variable} to the key.",
+            advice=f"Set the environment variable {KEY_VARIABLE} to the key.",
         )
-    server = Server(address, settings)
+    server = Server(address, ServerSettings(**(model_kwargs or {})))
     description = f"`{argument}`={address!r}"
     with server.connected():
         server.served_name, about = find_served_model(server, description)
@@ -251,17 +231,14 @@ def open_served(
 
 
 def find_served_model(server: Server, description: str) -> tuple[str, dict]:
-    """Return the name of the served model, and what is said of it: `root`, `max_model_len`."""
     listed, named = server.request("GET", "/v1/models"), server.settings.served_name
     described = {entry["id"]: entry for entry in listed["data"]}
     if named is None and len(described) == 1:
         [named] = described
     if named is None or named not in described:
         names = ", ".join(map(repr, described)) or "no model"
-        got = "" if named is None else f", got {named!r}"
         raise ValueError(
-            f"{description} lists {names}: pass the model's name as `served_name` in "
-            f"`model_kwargs`{got}."
+            f"{description} lists {names}: pass one as `served_name` in `model_kwargs`, got {named!r}."
         )
     return named, described[named]
 
@@ -269,7 +246,6 @@ def find_served_model(server: Server, description: str) -> tuple[str, dict]:
 def find_api(
     server: Server, tokenizer: PreTrainedTokenizerBase, length: int | None, description: str
 ) -> LogprobsAPI:
-    """Find the API by which a server returns the values of a prompt."""
     vocabulary_size = int(max(tokenizer.get_vocab().values())) + 1
     ids = probe_text(vocabulary_size, min(SHORT_PROMPT, length or SHORT_PROMPT))
     failures = []
@@ -282,7 +258,7 @@ def find_api(
                 raise  # no other API will help
             failures.append(f"{server.api.name}: {error}")
     raise ValueError(
-        f"{description} must return the log-probability of every token of a prompt, but does so with "
-        f"none of the supported APIs, each asked with {len(ids)} token ids: {'; '.join(failures)}. vLLM "
-        "and SGLang do; llama.cpp's server does not: pass the GGUF file itself as `model_id`."
+        f"{description} must return the log-probability of every token of a prompt, as vLLM and SGLang "
+        f"do, got for {len(ids)} token ids: {'; '.join(failures)}. Instead of llama.cpp's server, pass "
+        "the GGUF file as `model_id`."
     )

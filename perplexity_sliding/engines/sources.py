@@ -48,7 +48,6 @@ class ModelSource:
     role: str = "model"
 
     def named(self, attribute: str) -> str:
-        """Return the name of the caller's argument for an attribute."""
         if self.role == "model":
             return attribute
         is_model = attribute in ("model_id", "model")
@@ -65,7 +64,6 @@ class ModelSource:
         )
 
     def open(self) -> ScoredModel:
-        """Load the named model, or adopt the live one."""
         if self.model is not None:
             adopt: Callable = adopt_vllm if is_vllm(self.model) else LanguageModel.adopt
             return adopt(self.model, self.tokenizer, self.named("model"), self.named("tokenizer"))
@@ -95,7 +93,6 @@ class OpenModels:
         self._opened: dict[str, tuple[tuple, ScoredModel]] = {}
 
     def open(self, source: ModelSource) -> ScoredModel:
-        """Adopt the live model, or load the named one unless it is open in this role."""
         if source.model is not None:
             return source.open()
         if source.tokenizer is not None:
@@ -110,12 +107,10 @@ class OpenModels:
         return self._opened[source.role][1]
 
     def close(self, role: str) -> None:
-        """Drop the model of a role, to free its memory."""
         self._opened.pop(role, None)
 
 
 def check_model_source(source: ModelSource) -> ModelSource:
-    """Check that either a name or a live model is given, with its arguments only."""
     if isinstance(source.model_id, PathLike):
         source = replace(source, model_id=os.fspath(source.model_id))
     named, model, model_id = source.named, source.model, source.model_id
@@ -147,13 +142,7 @@ def check_model_source(source: ModelSource) -> ModelSource:
 
 
 def check_reference(reference: object, model: ModelSource) -> ModelSource | None:
-    """Return the reference to compare with, if any.
-
-    Args:
-        reference: a name or folder, a live model, "without adapter", or a dictionary with some of
-            `REFERENCE_KEYS`.
-        model: provides the default device and dtype of a named reference.
-    """
+    """Return the reference, if any; `model` has the default device and dtype of a named one."""
     if reference is None:
         return None
     if isinstance(reference, str) and reference == WITHOUT_ADAPTER:
@@ -187,7 +176,6 @@ class WithoutAdapter(LanguageModel):
 
     @classmethod
     def of(cls, model: Any) -> "WithoutAdapter":
-        """Return the variant of a model."""
         layers = adapter_layers(model.model) if isinstance(model, LanguageModel) else []
         merged = any(getattr(layer, "merged", False) for layer in layers)
         if cls is WithoutAdapter and (not layers or merged):
@@ -202,7 +190,6 @@ class WithoutAdapter(LanguageModel):
 
     @contextmanager
     def as_scored(self) -> Iterator[None]:
-        """Disable the model's adapters within the context."""
         with self.lock:
             # disabling them also changes `requires_grad`
             trained = {parameter: parameter.requires_grad for parameter in self.model.parameters()}
@@ -266,11 +253,7 @@ def smallest_limit(models: Sequence[ScoredModel]) -> ContextLimit:
 
 
 def read_alike(model: ScoredModel, reference: ScoredModel, pairs: Sequence[tuple]) -> bool:
-    """Return whether two models read the same tokens with the same vocabulary.
-
-    Args:
-        pairs: each measurement, planned with either tokenizer.
-    """
+    """Return whether two models read the same tokens; `pairs` are measurements planned with either."""
     if not same_vocabulary(model.tokenizer, reference.tokenizer):
         return False
     streams = [both for pair in pairs for both in zip(*(measured.streams for measured in pair))]
@@ -283,8 +266,7 @@ def read_alike(model: ScoredModel, reference: ScoredModel, pairs: Sequence[tuple
                 "reference",
                 "have the start token of the model",
                 got=f"{of_reference} and {start}",
-                advice="Pass `add_start_token=False`, or the model's tokenizer as "
-                "`reference['tokenizer']`.",
+                advice="Pass `add_start_token=False`, or `reference['tokenizer']`.",
             )
     return True
 
@@ -292,10 +274,7 @@ def read_alike(model: ScoredModel, reference: ScoredModel, pairs: Sequence[tuple
 def same_vocabulary(
     tokenizer: PreTrainedTokenizerBase, reference_tokenizer: PreTrainedTokenizerBase
 ) -> bool:
-    """Return whether two tokenizers have the same tokens by id, except for added ones.
-
-    If one has more tokens, both may segment a text equally only by chance.
-    """
+    """Return whether two tokenizers have the same tokens by id, except for added ones."""
     if tokenizer is reference_tokenizer:
         return True
     both = (tokenizer, reference_tokenizer)

@@ -20,7 +20,6 @@ from .tokenization import (
     TokenizedText,
     concatenate,
     prepends_start_token,
-    resolve_start,
     start_token_id,
     tokenize,
     without_start_token,
@@ -59,7 +58,7 @@ class Measurement:
     own_windows: Sequence[int | None] = ()
 
     def nlls_to_average(self, columns: Columns) -> np.ndarray:
-        """Return the nlls of a window's targets that all sums and averages are taken over (R,), in nats."""
+        """Return the nlls of a window's targets to take all sums and averages over (R,), in nats."""
         return columns["nll"]
 
     @cached_property
@@ -83,13 +82,7 @@ class Measurement:
         )
         return longer if is_cut else []
 
-    @property
-    def stream_texts(self) -> int | None:
-        """Number of texts in a stream; None for all of them."""
-        return 1 if self.plan.protocol.scores_each_text else self.plan.protocol.texts_joined
-
     def signature_fields(self) -> dict[str, object]:
-        """Return the settings that the scores depend on, by name, in the signature's order."""
         plan, join = self.plan, self.plan.protocol.join
         return {
             "protocol": plan.protocol.name,
@@ -118,7 +111,7 @@ def scatter_to_tokens(windows: Sequence[Window], values: Sequence, over: list | 
 def nlls_by_token(
     measurement: Measurement, scores: Sequence[Sequence[Columns]]
 ) -> list[np.ndarray]:
-    """Return the nll of each token of each text in nats (N,), NaN where it is not scored."""
+    """Return the nll of each token of each text in nats (N,), NaN where unscored."""
     of_texts = [np.full(len(stream), np.nan) for stream in measurement.streams]
     for windows, columns_of, nlls in zip(measurement.windows, scores, of_texts):
         scatter_to_tokens(windows, list(map(measurement.nlls_to_average, columns_of)), nlls)
@@ -137,13 +130,7 @@ def contexts_by_token(measurement: Measurement) -> list[np.ndarray]:
 
 
 class Corpus:
-    """The texts as read by protocols: separate or joined, in several encodings.
-
-    Args:
-        with_offsets: keep the characters of each token, if the tokenizer returns offsets.
-        parts: the scored parts of the texts; None for whole texts.
-        detokenizer: "wikitext" if the texts are converted before they are read.
-    """
+    """The texts as read by protocols: separate or joined, in several encodings."""
 
     def __init__(
         self,
@@ -171,7 +158,6 @@ class Corpus:
     def read(
         self, protocol: Protocol, with_offsets: bool = False
     ) -> tuple[list[str], list[TokenizedText]]:
-        """Return the texts, or the joined text, and their tokens."""
         length = (max if protocol.join is None else sum)(map(len, self.texts))
         with_offsets = with_offsets or self.with_offsets or length >= LONG_TEXT
         reading = (protocol.encoding, protocol.texts_joined, protocol.pairs, protocol.join)
@@ -223,8 +209,8 @@ def plan_settings(
                 if protocol.pairs is None or parts.contexts is None:
                     raise ArgumentError(
                         "protocol",
-                        f"be one that scores {parts.describe()}",
-                        got=f"{protocol.name!r}, whose tool cannot score them",
+                        "be one that scores such parts of texts",
+                        got=repr(protocol.name),
                         advice="Pass `protocol='sliding'`.",
                     )
                 if parts.boundary != "joint":
@@ -310,17 +296,11 @@ def check_scorable(measurement: Measurement) -> None:
             got=str(len(measurement.streams[unscorable[0]])),
             advice="Reduce `max_length`, or pass more text.",
         )
-    need, advice = "1 token", "Remove them."
+    must, advice = "have at least 1 token each", "Remove them."
     if plan.start == "none":
-        need = "2 tokens"
+        must = "have at least 2 tokens each"
         advice = "Remove them, or use a start token (`add_start_token`), if the tokenizer has one."
-    raise TextsError(
-        "predictions",
-        f"have at least {need} each",
-        advice,
-        got="shorter texts",
-        positions=unscorable,
-    )
+    raise TextsError("predictions", must, advice, got="shorter texts", positions=unscorable)
 
 
 def resolve_plan(
@@ -329,10 +309,7 @@ def resolve_plan(
     setting: Setting,
     longest: Callable[[], int],
 ) -> Plan:
-    """Resolve a protocol's settings for a model.
-
-    `longest` counts the tokens of the longest text; it is called only if the window is unlimited.
-    """
+    """Resolve a setting for a model; `longest` counts tokens, and is called if no window is stated."""
     protocol = setting.protocol
     start = choose_start(tokenizer, protocol, setting.add_start_token)
     start_id = start_token_id(tokenizer, protocol.start_is) if start != "none" else None
@@ -363,16 +340,32 @@ def resolve_plan(
 def choose_start(
     tokenizer: PreTrainedTokenizerBase, protocol: Protocol, add_start_token: bool | str
 ) -> Start:
-    """Return the position of the start token: the user's choice if the protocol allows it."""
-    if protocol.start == "chosen":
-        start = resolve_start(tokenizer, add_start_token)
-        # With one window per text, "every" equals "once".
-        return "once" if protocol.last == "cut" and start == "every" else start
+    """Return the position of the start token: the user's choice if the protocol allows it.
+
+    True means "every" if the tokenizer itself prepends a start token, because such models expect
+    one in each window.  Without a start token it means "none", as in the stock metric.
+    """
     if protocol.start == "replace" and not prepends_start_token(tokenizer):
         return "none"
     if protocol.start == "every if any":
         return "none" if start_token_id(tokenizer, protocol.start_is) is None else "every"
-    return protocol.start
+    if protocol.start != "chosen":
+        return protocol.start
+    if add_start_token is False:
+        return "none"
+    if tokenizer.bos_token_id is None:
+        warnings.warn(
+            Wording(
+                "The tokenizer has no start token (bos_token), so the first tokens of the texts are "
+                "not scored. Pass `add_start_token=False` to silence this warning."
+            ),
+            stacklevel=2,
+        )
+        return "none"
+    # With one window per text, "every" equals "once".
+    if add_start_token == "once" or protocol.last == "cut":
+        return "once"
+    return "every" if add_start_token == "every" or prepends_start_token(tokenizer) else "once"
 
 
 def resolve_max_length(
@@ -381,15 +374,13 @@ def resolve_max_length(
     setting: Setting,
     longest: Callable[[], int],
 ) -> int:
-    """Return the window in tokens: the given one, or the smaller of the protocol's and the model's."""
     max_length = setting.max_length
     if max_length is None:
         own = own_window(tokenizer, limit, setting)
         if own is None and longest() > UNLIMITED_WINDOW:
             raise ArgumentError(
                 "max_length",
-                f"be given: the model states no limit and a text has {longest()} tokens, more "
-                f"than {UNLIMITED_WINDOW}",
+                f"be given: the model states no limit and a text has {longest()} tokens",
                 advice=f"Pass the window, for example `max_length={UNLIMITED_WINDOW}`.",
             )
         return own or UNLIMITED_WINDOW

@@ -61,37 +61,25 @@ class Parts:
     boundary: str = "joint"
     template: str = ""
 
-    def describe(self) -> str:
-        if self.chats is not None:
-            return "messages"
-        return "texts after `contexts`" if self.spans is None else "`score_spans`"
-
     def fields(self) -> dict[str, str]:
-        """Return the fields of the signature."""
         kind = "given" if self.contexts is not None else "spans"
         kind = "messages" if self.chats is not None else kind
         template = {"template": self.template} if self.template else {}
         return {"context": kind, **template, "boundary": self.boundary}
 
     def formatted_by(self, tokenizer: PreTrainedTokenizerBase) -> "Parts":
-        """Return the parts with the digest of the template that formats chats, unless they are written."""
         if self.chats is None or self.written is not None:
             return self
         return replace(self, template=digest_of(getattr(tokenizer, "chat_template", None)))
 
     def describe_texts(self, texts: Sequence[str]) -> list[str]:
-        """Describe each text and its scored part on one line."""
         if self.chats is not None:
             return [as_json([dict(message) for message in chat]) for chat in self.chats]
         parts = self.contexts or self.spans or ()
         return [json.dumps([part, text]) for part, text in zip(parts, texts)]
 
     def as_read(self, texts: Sequence[str], streams: Sequence[TokenizedText]) -> "Parts":
-        """Return the parts for a second model, whose template could format chats differently.
-
-        Args:
-            texts, streams: result of `read_parts` for the first model.
-        """
+        """Return the parts for a second model, whose template could format chats differently."""
         if self.chats is None:
             return self
         spans = [
@@ -107,7 +95,6 @@ def check_parts(
     texts: Sequence[str],
     chats: Sequence[Chat] | None,
 ) -> Parts | None:
-    """Check the arguments; return the scored parts of the texts, or None for whole texts."""
     if contexts is None and score_spans is None and chats is None:
         return None
     contexts = check_contexts(contexts, len(texts))
@@ -215,11 +202,8 @@ def cut_by_lengths(
     """Tokenize as lm-evaluation-harness does for `loglikelihood(context, continuation)`.
 
     White space at the end of a context moves to the text.  The context has the tokens that it has alone,
-    and the text those of both together, from as many on.  An empty context is the start token, or an
-    equal first token.
-
-    Args:
-        whole: contexts and texts together.
+    and the text those of both together (`whole`), from as many on.  An empty context is the start token,
+    or an equal first token.
     """
     cut = [context.rstrip() for context in contexts]
     start_id = start_token_id(tokenizer, protocol.start_is)
@@ -265,7 +249,11 @@ def separate_chats(predictions: Any) -> tuple[Any, list[Chat] | None]:
     """Return the texts, or the assistant's messages of each chat; and the chats, or None."""
     if isinstance(predictions, str) or not isinstance(predictions, Sequence):
         return predictions, None
-    chats = [value for value in predictions if is_chat(value)]
+    chats = [
+        value
+        for value in predictions
+        if isinstance(value, Sequence) and value and all(isinstance(m, Mapping) for m in value)
+    ]
     if not chats:
         return predictions, None
     if len(chats) < len(predictions):
@@ -289,22 +277,10 @@ def separate_chats(predictions: Any) -> tuple[Any, list[Chat] | None]:
     return ["\n".join(replies) for replies in spoken], chats
 
 
-def is_chat(value: object) -> bool:
-    return (
-        not isinstance(value, str)
-        and isinstance(value, Sequence)
-        and len(value) > 0
-        and all(isinstance(message, Mapping) for message in value)
-    )
-
-
 def read_chats(
     tokenizer: PreTrainedTokenizerBase, chats: Sequence[Chat]
 ) -> tuple[list[str], list[TokenizedText]]:
-    """Format chats with the tokenizer's template and tokenize them; the assistant's turns are scored.
-
-    The special tokens that end a turn are scored, but are not part of the assistant's words.
-    """
+    """Format and tokenize chats; the special tokens that end a turn are scored, but are no words."""
     check_fast(tokenizer)
     template = getattr(tokenizer, "chat_template", None)
     if not template:
@@ -312,8 +288,7 @@ def read_chats(
             "predictions",
             "be texts, because the tokenizer has no chat template",
             got="chats",
-            advice="Use a model with a template, set the tokenizer's attribute `chat_template`, or pass "
-            "texts and `contexts`.",
+            advice="Set the tokenizer's attribute `chat_template`, or pass texts and `contexts`.",
         )
     texts = [write(tokenizer, chat, number) for number, chat in enumerate(chats)]
     template = template if isinstance(template, str) else template.get("default", "")
@@ -361,8 +336,7 @@ def find_turns(
 ) -> list[list[Range]]:
     """Find the characters of the assistant's turns in formatted chats.
 
-    A turn is what the chat up to it has after the chat before it and the generation prompt, without
-    trailing white space.
+    A turn is what the chat up to it has after the one before with the generation prompt, stripped.
     """
     spans: list[list[Range]] = [[] for _ in chats]
     headers: dict[int, str] = {}
@@ -412,7 +386,6 @@ def marked_spans(tokenizer: PreTrainedTokenizerBase, template: str, chat: Chat) 
 
 
 def without_ends(stream: TokenizedText, special: set[int]) -> TokenizedText:
-    """Exclude the special tokens at the end of each turn from the scored characters."""
     spans, part, offsets = [], stream.scored_part, stream.known_offsets
     for begin, stop in part.spans:
         first, end = tokens_of_span(offsets, begin, stop)
@@ -443,10 +416,9 @@ def windows_of_part(plan: Plan, stream: TokenizedText) -> list[Window]:
 
 
 def border_windows(plan: Plan, stream: TokenizedText) -> list[Window]:
-    """Plan windows over the token after each scored range, which ends its last word.
+    """Plan windows over the token after each scored range, in which its last word ends.
 
-    A token of the text is predicted in the window that would score it.  After the last token, the
-    row that would predict the next one is read.
+    After the last token of the text, the row that would predict the next one is read.
     """
     if stream.part is not None and plan.protocol.pairs == "by lengths":
         first, end = stream.part.targets[0]

@@ -7,20 +7,17 @@ the white space of a token.
 import io
 import string
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-import xxhash
 from tokenizers import processors
 from transformers import PreTrainedTokenizerBase
 
-from ..errors import ArgumentError, Wording
-from ..protocols import Start
+from ..errors import ArgumentError
 
 Chat = Sequence[Mapping[str, Any]]
 
@@ -79,7 +76,6 @@ class TokenizedText:
         offsets: half-open range of the characters of each token (N, 2), if the tokenizer returns them.
         added: marks special tokens added by the tokenizer or the protocol (N,).
         begin: number of characters of a dropped start token at the head of the text.
-        part: the scored part of the text; None for the whole text.
     """
 
     ids: np.ndarray
@@ -108,7 +104,6 @@ class TokenizedText:
         return TokenizedText(self.ids[first:], offsets, self.added[first:])
 
     def followed_by_end(self, token_id: int, place: int) -> "TokenizedText":
-        """Add an end-of-text token, after `place` characters."""
         ids, ends = np.array([token_id]), np.array([[place, place]])
         return concatenate([self, TokenizedText(ids, ends, np.array([True]))], ["", ""])
 
@@ -123,9 +118,8 @@ def prepends_start_token(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 def start_token_id(tokenizer: PreTrainedTokenizerBase, kind: str) -> int | None:
     """Return the id of the start token: "bos", "eos", or "bos or eos"; None if there is none."""
-    roles = {"bos": tokenizer.bos_token_id, "eos": tokenizer.eos_token_id}
-    ids = [roles[role] for role in kind.split(" or ")]
-    return next((token_id for token_id in ids if token_id is not None), None)
+    ids = {"bos": tokenizer.bos_token_id, "eos": tokenizer.eos_token_id}
+    return next((ids[role] for role in kind.split(" or ") if ids[role] is not None), None)
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
@@ -137,28 +131,6 @@ def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
     added = tokenizer.added_tokens_decoder.items()
     ids: Iterator[Any] = map(tokenizer.convert_tokens_to_ids, sorted(tokens))
     return {*ids, *(number for number, token in added if token.special)} - {None}
-
-
-def resolve_start(tokenizer: PreTrainedTokenizerBase, add_start_token: bool | str) -> Start:
-    """Resolve the argument `add_start_token`.
-
-    True means "every" if the tokenizer itself prepends a start token, because such models expect
-    one in each window.  Without a start token it means "none", as in the stock metric.
-    """
-    if add_start_token is False:
-        return "none"
-    if tokenizer.bos_token_id is None:
-        warnings.warn(
-            Wording(
-                "The tokenizer has no start token (bos_token), so the first tokens of the texts are "
-                "not scored. Pass `add_start_token=False` to silence this warning."
-            ),
-            stacklevel=2,
-        )
-        return "none"
-    if add_start_token is True:
-        return "every" if prepends_start_token(tokenizer) else "once"
-    return cast(Start, add_start_token)
 
 
 def tokenize(
@@ -224,7 +196,6 @@ def tokenize_each(
     encodings: Sequence[str],
     with_offsets: bool = False,
 ) -> list[TokenizedText]:
-    """Encode each text in its own encoding."""
     streams: dict[int, TokenizedText] = {}
     for encoding in sorted(set(encodings)):
         places = [place for place, of_text in enumerate(encodings) if of_text == encoding]
@@ -236,7 +207,6 @@ def tokenize_each(
 def _encode(
     tokenizer: PreTrainedTokenizerBase, texts: list[str], special: bool, with_offsets: bool
 ) -> Iterator[TokenizedText]:
-    """Encode texts in one call of the tokenizer."""
     marks = special and tokenizer.is_fast
     encoded = tokenizer(
         texts,
@@ -265,11 +235,7 @@ def _encode(
 
 
 def concatenate(parts: Sequence[TokenizedText], texts: Sequence[str]) -> TokenizedText:
-    """Join the tokens of several texts into one stream; offsets refer to the joined texts.
-
-    Args:
-        texts: the text of each part; "" if the offsets of the next refer to the same.
-    """
+    """Join streams; offsets refer to the joined texts, "" where those of the next refer to the same."""
     ids = np.concatenate([part.ids for part in parts])
     added = np.concatenate([part.added for part in parts])
     if any(part.offsets is None for part in parts):
@@ -282,11 +248,8 @@ def concatenate(parts: Sequence[TokenizedText], texts: Sequence[str]) -> Tokeniz
 def without_start_token(
     tokenizer: PreTrainedTokenizerBase, start_id: int, text: str, stream: TokenizedText
 ) -> TokenizedText:
-    """Drop a start token that is written at the start of the text, so that there are never two.
-
-    The id alone is ambiguous: unknown words may have the same.
-    """
-    [written] = tokens_of(tokenizer, [start_id])
+    """Drop a start token that is written at the start of the text, so that there are never two."""
+    [written] = tokens_of(tokenizer, [start_id])  # the id is ambiguous: unknown words may have it
     if stream.ids[:1].tolist() != [start_id] or not text.lstrip().startswith(written):
         return stream
     begin = text.index(written) + len(written)
@@ -300,17 +263,11 @@ def check_fast(tokenizer: PreTrainedTokenizerBase) -> None:
             "tokenizer",
             "be a fast tokenizer, which returns the offsets needed to locate a part of a text",
             got=type(tokenizer).__name__,
-            advice="Load it with use_fast=True, or tokenize contexts separately with "
-            "`boundary='separate'`.",
+            advice="Load it with use_fast=True, or pass `boundary='separate'` with contexts.",
         )
 
 
-def stream_hash(ids: np.ndarray) -> str:
-    return xxhash.xxh3_128(np.ascontiguousarray(ids, dtype=np.int64).data).hexdigest()
-
-
 def shared_lock(owner: object) -> threading.RLock:
-    """Return the lock of an object, the same one each time."""
     with _LOCKS_LOCK:
         return _LOCKS.setdefault(owner, threading.RLock())
 
@@ -319,9 +276,8 @@ def shared_lock(owner: object) -> threading.RLock:
 def unchanged(tokenizer: PreTrainedTokenizerBase, untrimmed: bool) -> Iterator[None]:
     """Restore the truncation and padding of a fast tokenizer afterwards, which a call changes.
 
-    Args:
-        untrimmed: whether to make offsets include white space; `trim_offsets` excludes it, and gives
-            tokens of white space empty offsets.  Other threads wait.
+    If `untrimmed`, offsets include white space; `trim_offsets` excludes it, and empties those of
+    tokens of white space.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or not hasattr(backend, "no_padding"):

@@ -1,8 +1,5 @@
 """Windows, which define the tokens to read and to score, and their merging into passes.
 
-A text of N tokens x[0..N-1] becomes a list of
-windows by one planner, `plan_windows`, for every protocol.
-
 Each pass is one row of a forward.  For a causal model a shorter window is a prefix of a longer one
 that begins at the same token, so all of them are one pass, the longest, and each window's scores
 are a slice of its pass's::
@@ -16,10 +13,8 @@ Windows of several protocols, strides and lengths are merged in this way; equal 
 """
 
 import itertools
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import NamedTuple
 
 from ..protocols import DEFAULT_PROTOCOL, PROTOCOLS, Protocol, Start
@@ -68,7 +63,6 @@ class Window(NamedTuple):
 
     @property
     def num_inputs(self) -> int:
-        """Tokens read, the start token included."""
         return self.end - 1 - self.begin + self.start_token
 
     @property
@@ -183,7 +177,6 @@ class Plan:
         )
 
     def over(self, stream: int, windows: Iterable[Window]) -> "list[PlannedWindow]":
-        """List windows over a stream of tokens, as long as the tool's, with the start token's id."""
         if self.protocol.feeds_last:
             windows = [window._replace(behind=window.behind + 1) for window in windows]
         return [PlannedWindow(stream, w, self.start_id if w.start_token else None) for w in windows]
@@ -194,12 +187,7 @@ def num_scored(windows: list[Window]) -> int:
 
 
 def restrict_windows(windows: Iterable[Window], targets: Sequence[tuple[int, int]]) -> list[Window]:
-    """Restrict windows to ranges of targets, each of which gives a window of its own.
-
-    Args:
-        windows: windows in the order of the text.
-        targets: half-open ranges (first, end), ascending and disjoint.
-    """
+    """Restrict windows to ranges of targets, ascending and disjoint; each gives a window of its own."""
     restricted, place = [], 0
     for window in windows:
         while place < len(targets) and targets[place][1] <= window.first:
@@ -216,10 +204,7 @@ def restrict_windows(windows: Iterable[Window], targets: Sequence[tuple[int, int
 def last_window(num_tokens: int, first: int, max_length: int, starts: bool) -> Window:
     """Plan the window in which lm-evaluation-harness scores a continuation, from token `first` on.
 
-    It reads the last `max_length` tokens before its last target.
-
-    Args:
-        starts: whether the start token precedes the text, instead of a context; it is dropped first.
+    It reads the last `max_length` tokens before its last target; a start token is dropped first.
     """
     begin = max(0, num_tokens - 1 - max_length)
     return Window(begin, first, num_tokens, starts and num_tokens <= max_length)
@@ -242,7 +227,6 @@ class Pass(NamedTuple):
     """One row of a forward pass, and the targets that are scored in it.
 
     Attributes:
-        stream: number of the stream of tokens that is read.
         begin, end: the tokens x[begin..end - 2] are read; x[end - 1] is only scored, if it is a target.
         start_token: id of the token before x[begin], or None.
         targets: half-open ranges (first, end) of the targets, ascending and disjoint.
@@ -264,8 +248,6 @@ class Pass(NamedTuple):
 
 
 class PlannedWindow(NamedTuple):
-    """A window over one of several streams, with the id of its start token, if it has one."""
-
     stream: int
     window: Window
     start_id: int | None
@@ -283,9 +265,7 @@ def merge_windows(
 ) -> tuple[list[Pass], list[Place]]:
     """Merge windows into the fewest passes, in the order of their first windows, and locate each.
 
-    Args:
-        prefixes_agree: whether scores do not depend on the length of the pass; otherwise only
-            windows of the same length are merged, and each is read completely.
+    Unless `prefixes_agree`, only windows of the same length are merged, and each is read completely.
     """
     groups: dict[tuple, list[int]] = {}
     for number, (stream, window, start_id) in enumerate(windows):
@@ -298,7 +278,10 @@ def merge_windows(
         spans = [windows[number].window for number in members]
         targets = unite([(window.first, window.end) for window in spans])
         for number, window in zip(members, spans):
-            places[number] = Place(len(passes), offset_of(targets, window.first))
+            before = [
+                min(end, window.first) - first for first, end in targets if first < window.first
+            ]
+            places[number] = Place(len(passes), sum(before))
         passes.append(Pass(stream, begin, whole_end or targets[-1][1], start_id, targets))
     return passes, places
 
@@ -309,27 +292,19 @@ class SharedPrefix(NamedTuple):
     numbers: tuple[int, ...]
     length: int
 
-    @property
-    def saved(self) -> int:
-        """Tokens saved by reading the prefix once."""
-        return (len(self.numbers) - 1) * self.length
-
 
 def find_shared_prefixes(
     passes: Sequence[Pass], prefix_of: Callable[[Pass], Sequence[int]], least: int
 ) -> list[SharedPrefix]:
-    """Find the passes with a common prefix that saves at least `least` tokens.
-
-    Args:
-        prefix_of: returns the tokens of a pass that may be shared, none of whose rows is scored.
-    """
+    """Find the passes with a common prefix, none of whose rows is scored, that saves `least` tokens."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for number, pass_ in enumerate(passes):
-        prefix = tuple(prefix_of(pass_))
-        if prefix:
-            groups.setdefault(prefix, []).append(number)
-    shared = [SharedPrefix(tuple(numbers), len(prefix)) for prefix, numbers in groups.items()]
-    return [group for group in shared if group.saved >= least]
+        groups.setdefault(tuple(prefix_of(pass_)), []).append(number)
+    return [
+        SharedPrefix(tuple(numbers), len(prefix))
+        for prefix, numbers in groups.items()
+        if (len(numbers) - 1) * len(prefix) >= least
+    ]
 
 
 def unite(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
@@ -344,14 +319,6 @@ def unite(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
         else:
             united.append((first, end))
     return tuple(united)
-
-
-def offset_of(targets: tuple[tuple[int, int], ...], target: int) -> int:
-    if len(targets) == 1:
-        return target - targets[0][0]
-    before = [0, *accumulate(end - first for first, end in targets)]
-    place = bisect_right(targets, target, key=lambda span: span[0]) - 1
-    return before[place] + target - targets[place][0]
 
 
 def count_inputs(passes: Iterable[Pass]) -> int:

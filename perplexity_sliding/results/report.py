@@ -122,7 +122,7 @@ class ScoredMeasurement:
                 plan.max_length,
                 is_detokenized,
                 has_context=self.measurement.parts is not None,
-                stream_texts=self.measurement.stream_texts,
+                stream_texts=1 if plan.protocol.scores_each_text else plan.protocol.texts_joined,
             ),
             num_forward_tokens=self.cost,
             identity=settings | describe_measurement(self.model, fields, is_detokenized, more),

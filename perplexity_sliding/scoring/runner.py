@@ -14,6 +14,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
+import xxhash
 from tqdm.auto import tqdm
 
 from ..digests import digest_of
@@ -21,7 +22,6 @@ from ..engines.served import ServedModel
 from ..errors import ArgumentError, Wording
 from ..models.interface import ScoredModel, describe_measurement
 from ..plan.measurement import Columns, Measurement
-from ..plan.tokenization import stream_hash
 from ..plan.windows import (
     Pass,
     Place,
@@ -86,7 +86,7 @@ class Work:
             for position, stream in enumerate(measurement.streams):
                 if id(stream) in number_of:
                     continue
-                digest = stream_hash(stream.ids)
+                digest = xxhash.xxh3_128(np.ascontiguousarray(stream.ids).data).hexdigest()
                 if digest not in numbers:
                     numbers[digest] = len(self.streams)
                     context = 0 if stream.part is None else stream.part.targets[0][0]
