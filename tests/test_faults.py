@@ -532,7 +532,7 @@ def test_a_model_without_a_limit_needs_one_past_2048_tokens(compute):
     model = make_model("mamba", num_hidden_layers=1)
     arguments = {"model": model, "add_start_token": False}
     assert compute(predictions=[random_text(2048)], **arguments)["num_windows"] == 1
-    message = r"`max_length` must be given: .*states no limit .* 2049 tokens, more than 2048"
+    message = r"`max_length` must be given: .*states no limit .* 2049 tokens"
     with pytest.raises(ValueError, match=message):
         compute(predictions=[TEXT, random_text(2049)], **arguments)
     result = compute(predictions=[random_text(2049)], max_length=2048, **arguments)

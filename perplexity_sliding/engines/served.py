@@ -101,17 +101,9 @@ class Row(NamedTuple):
 
 
 class LogprobsAPI:
-    """An API for log-probabilities.
-
-    Attributes:
-        name: its name in messages and the signature.
-        path: path of requests.
-        forces: whether it can score a token after the last one read.
-    """
-
     name: str
     path = "/v1/completions"
-    forces = False
+    forces = False  # whether it can score a token after the last one read
 
     def body(self, served_name: str, prompts: Sequence[Prompt], num_likeliest: int) -> dict:
         """Build a request for the values of prompts, which share the forced token, if any."""

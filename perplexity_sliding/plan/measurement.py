@@ -4,7 +4,7 @@ A measurement connects windows (integers), scores (arrays) and results (floats).
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import chain, islice
@@ -245,7 +245,7 @@ def plan_measurement(
         return texts, [without_start_token(tokenizer, plan.start_id, *pair) for pair in pairs]
 
     # The plan does not depend on the texts, so it precedes the tokenization.
-    plan = resolve_plan(tokenizer, limit, setting, lambda: max(map(len, corpus.read(protocol)[1])))
+    plan = resolve_plan(corpus, limit, setting)
     texts, streams = read()
     windows_of = cache(plan.windows)  # equal for texts of equal length
     windows = [
@@ -303,20 +303,14 @@ def check_scorable(measurement: Measurement) -> None:
     raise TextsError("predictions", must, advice, got="shorter texts", positions=unscorable)
 
 
-def resolve_plan(
-    tokenizer: PreTrainedTokenizerBase,
-    limit: ContextLimit,
-    setting: Setting,
-    longest: Callable[[], int],
-) -> Plan:
-    """Resolve a setting for a model; `longest` counts tokens, and is called if no window is stated."""
-    protocol = setting.protocol
+def resolve_plan(corpus: Corpus, limit: ContextLimit, setting: Setting) -> Plan:
+    protocol, tokenizer = setting.protocol, corpus.tokenizer
     start = choose_start(tokenizer, protocol, setting.add_start_token)
     start_id = start_token_id(tokenizer, protocol.start_is) if start != "none" else None
     if start != "none" and start_id is None:
         must = f"have a start token ({protocol.start_is}) with `protocol={protocol.name!r}`"
         raise ArgumentError("tokenizer", must, got="one without it")
-    max_length = resolve_max_length(tokenizer, limit, setting, longest)
+    max_length = resolve_max_length(corpus, limit, setting)
     if protocol.scores == "second half" and max_length < 3:
         raise ArgumentError(
             setting.window_argument,
@@ -368,22 +362,20 @@ def choose_start(
     return "every" if add_start_token == "every" or prepends_start_token(tokenizer) else "once"
 
 
-def resolve_max_length(
-    tokenizer: PreTrainedTokenizerBase,
-    limit: ContextLimit,
-    setting: Setting,
-    longest: Callable[[], int],
-) -> int:
+def resolve_max_length(corpus: Corpus, limit: ContextLimit, setting: Setting) -> int:
     max_length = setting.max_length
     if max_length is None:
-        own = own_window(tokenizer, limit, setting)
-        if own is None and longest() > UNLIMITED_WINDOW:
+        own = own_window(corpus.tokenizer, limit, setting)
+        if own is not None:
+            return own
+        longest = max(map(len, corpus.read(setting.protocol)[1]))
+        if longest > UNLIMITED_WINDOW:
             raise ArgumentError(
                 "max_length",
-                f"be given: the model states no limit and a text has {longest()} tokens",
+                f"be given: the model states no limit and a text has {longest} tokens",
                 advice=f"Pass the window, for example `max_length={UNLIMITED_WINDOW}`.",
             )
-        return own or UNLIMITED_WINDOW
+        return UNLIMITED_WINDOW
     if limit.table is not None and max_length > limit.table:
         raise ArgumentError(
             setting.window_argument,

@@ -142,8 +142,20 @@ def read_parts(
             why="a token spans the join, or a text is empty" if by_lengths else "",
             advice=advice if by_lengths else "Remove them.",
         )
-    if parts.boundary == "joint":
-        warn_of_spanning(whole, streams)
+    spanning = [number for number, stream in enumerate(streams) if any(stream.scored_part.tails)]
+    if spanning:
+        text, stream = whole[spanning[0]], streams[spanning[0]]
+        pairs = zip(stream.scored_part.targets, stream.scored_part.tails)
+        first, end = stream.known_offsets[next(begin for (begin, _), tail in pairs if tail)]
+        warnings.warn(
+            Wording(
+                "A token spans the edge of the scored part in the texts at "
+                f"{name_positions(spanning)} (first: {text[first:end]!r}); it is scored as a whole",
+                advice="Move the edge to that of a token.",
+                argument="boundary",
+            ),
+            stacklevel=2,
+        )
     return whole, streams
 
 
@@ -222,24 +234,6 @@ def cut_by_lengths(
         part = ScoredPart(targets, ((len(context), len(text)),), ("",))
         streams.append(replace(stream, part=part))
     return streams
-
-
-def warn_of_spanning(texts: Sequence[str], streams: Sequence[TokenizedText]) -> None:
-    spanning = [number for number, stream in enumerate(streams) if any(stream.scored_part.tails)]
-    if not spanning:
-        return
-    text, part = texts[spanning[0]], streams[spanning[0]].scored_part
-    begin = next(begin for (begin, _), tail in zip(part.targets, part.tails) if tail)
-    first, end = streams[spanning[0]].known_offsets[begin]
-    warnings.warn(
-        Wording(
-            "A token spans the edge of the scored part in the texts at "
-            f"{name_positions(spanning)} (first: {text[first:end]!r}); it is scored as a whole",
-            advice="Move the edge to that of a token.",
-            argument="boundary",
-        ),
-        stacklevel=2,
-    )
 
 
 # --- chats ----------------------------------------------------------------------------------------

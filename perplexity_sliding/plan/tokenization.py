@@ -89,14 +89,12 @@ class TokenizedText:
 
     @property
     def known_offsets(self) -> np.ndarray:
-        if self.offsets is None:
-            raise TypeError("the text was tokenized without offsets")
+        assert self.offsets is not None, "tokenized without offsets"
         return self.offsets
 
     @property
     def scored_part(self) -> ScoredPart:
-        if self.part is None:
-            raise TypeError("the text is scored as a whole")
+        assert self.part is not None, "scored as a whole"
         return self.part
 
     def after(self, first: int) -> "TokenizedText":
