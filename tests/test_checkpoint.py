@@ -129,6 +129,24 @@ def test_another_file_is_refused_and_left_as_it_is(metric, arguments, path, spoi
     assert path.read_bytes() == spoiled
 
 
+def test_a_flipped_bit_never_gives_a_wrong_number(metric, arguments, path):
+    """The scores of that row are computed again, or one sentence names the file."""
+    text = {"predictions": [TEXTS[1]]}
+    expected = metric.compute(checkpoint=path, **text, **arguments)["total_nll"]
+    data, same = path.read_bytes(), 0
+    for place in range(97, len(data), 397):
+        spoiled = bytearray(data)
+        spoiled[place] ^= 1 << place % 8
+        path.write_bytes(spoiled)
+        try:
+            total = metric.compute(checkpoint=path, **text, **arguments)["total_nll"]
+            assert total == pytest.approx(expected, rel=1e-6)
+            same += 1
+        except ValueError as error:
+            assert "run.sqlite' cannot be used" in str(error)
+    assert same > 5
+
+
 def test_alternatives_are_kept_too(metric, arguments, path):
     progress = []
     for number, told in ((2, 1), (2, 0), (3, 1)):  # another number of them is scored anew
