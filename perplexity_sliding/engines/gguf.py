@@ -226,11 +226,7 @@ class GGUFModel(EngineModel):
 
 
 def check_vocabulary(model: GGUFModel, path: str) -> None:
-    """Refuse a tokenizer with another vocabulary.
-
-    Files may spell special and added tokens in another way, and spaces as ▁ or as they are; ids that
-    only one of the two has are padding.
-    """
+    """Refuse a tokenizer with other tokens, except special and added ones, and spaces as ▁."""
     given = {token: text for text, token in model.tokenizer.get_vocab().items()}
     common = given.keys() - set(model.tokenizer.get_added_vocab().values())
     own = {token: text for token, text in model.tokens().items() if token in common}

@@ -89,9 +89,9 @@ class TokenValues(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What an answer says of one token of a prompt; the id is None if it has none."""
+    """What an answer says of one token of a prompt; the id is -1 if it has none."""
 
-    token: int | None
+    token: int
     value: object
     rank: int | None = 0
     top: Sequence[tuple[int, object]] = ()
@@ -245,21 +245,17 @@ def ranked_row(entry: dict[int, tuple[Any, Any]], token: int, num_likeliest: int
     return Row(found, *entry[found], top)
 
 
-def id_of(name: object) -> int | None:
-    if not isinstance(name, str) or not name.startswith(TOKEN_ID):
-        return None
-    return int(name.removeprefix(TOKEN_ID))
+def id_of(name: object) -> int:
+    is_id = isinstance(name, str) and name.startswith(TOKEN_ID)
+    return int(str(name).removeprefix(TOKEN_ID)) if is_id else -1
 
 
 def named_top(top: dict | None) -> list[tuple[int, float]]:
-    """List (id, log-probability) pairs of the most likely tokens, which are named by text or by id."""
-    named = ((id_of(name), value) for name, value in (top or {}).items())
-    pairs = [(-1 if token is None else token, value) for token, value in named]
+    pairs = [(id_of(name), value) for name, value in (top or {}).items()]
     return sorted(pairs, key=lambda pair: -pair[1])
 
 
 def values_of_rows(rows: Sequence[Row], tokens: Sequence[int], num_likeliest: int) -> TokenValues:
-    """Check that there is a value for every token of a prompt but the first."""
     if len(rows) != len(tokens):
         raise AnswerError(f"values of {len(rows)} tokens to {len(tokens)}")
 
@@ -270,7 +266,7 @@ def values_of_rows(rows: Sequence[Row], tokens: Sequence[int], num_likeliest: in
 
     nlls, ranks, tops = [], [], []
     for number, (row, token) in enumerate(zip(rows[1:], tokens[1:]), 1):
-        if row.token not in (None, token):
+        if row.token not in (-1, token):
             raise AnswerError(
                 f"for token {number}, whose id is {token}, values of id {row.token}: another tokenizer"
             )

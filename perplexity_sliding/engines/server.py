@@ -246,8 +246,7 @@ def find_served_model(server: Server, description: str) -> tuple[str, dict]:
 def find_api(
     server: Server, tokenizer: PreTrainedTokenizerBase, length: int | None, description: str
 ) -> LogprobsAPI:
-    vocabulary_size = int(max(tokenizer.get_vocab().values())) + 1
-    ids = probe_text(vocabulary_size, min(SHORT_PROMPT, length or SHORT_PROMPT))
+    ids = probe_text(len(tokenizer), min(SHORT_PROMPT, length or SHORT_PROMPT))
     failures = []
     for server.api in APIS:
         try:

@@ -144,7 +144,6 @@ def tokenize(
             "default once" with them unless the text itself begins with the start token, "default
             ended" with them and the end-of-text token unless it is the last, "lines" for each line
             separately, followed by the end-of-text token.
-        with_offsets: keep character offsets, if the tokenizer returns them.
     """
     eos: Any = None
     if encoding in ("lines", "default ended"):  # to look it up takes as long as a text
@@ -177,15 +176,12 @@ def tokenize(
         encodings = ["plain" if text.startswith(start) else "default" for text in texts]
         return tokenize_each(tokenizer, texts, encodings, with_offsets)
     with_offsets = with_offsets and tokenizer.is_fast
+    streams = []
     with unchanged(tokenizer, untrimmed=with_offsets):
-        return [
-            stream
-            for first in range(0, len(texts), TEXTS_PER_CALL)
-            for stream in _encode(
-                *(tokenizer, list(texts[first : first + TEXTS_PER_CALL])),
-                *(encoding == "default", with_offsets),
-            )
-        ]
+        for first in range(0, len(texts), TEXTS_PER_CALL):
+            some = list(texts[first : first + TEXTS_PER_CALL])
+            streams += _encode(tokenizer, some, encoding == "default", with_offsets)
+    return streams
 
 
 def tokenize_each(
