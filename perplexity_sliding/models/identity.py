@@ -108,18 +108,15 @@ def probe_text(vocabulary_size: int, limit: int | None, length: int = PROBE_TOKE
     """Return the token ids of the random text whose mean nll is the probe of a model.
 
     They depend only on the size of the vocabulary; a shorter text is the beginning of a longer one.
-    Python guarantees that `random()` returns the same numbers in every version.
     """
-    draw = random.Random(0)
-    length = min(length, limit or length)
-    return [int(draw.random() * vocabulary_size) for _ in range(length)]
+    draw = random.Random(0)  # whose `random()` returns the same numbers in every version of Python
+    return [int(draw.random() * vocabulary_size) for _ in range(min(length, limit or length))]
 
 
 # --- tokenizers -----------------------------------------------------------------------------------
 
 
 def check_tokenizer(tokenizer: Any, argument: str = "tokenizer") -> None:
-    """Check that an object is a tokenizer, and a deterministic one."""
     needed = ("convert_ids_to_tokens", "is_fast")  # which mistral-common's has not
     if not callable(tokenizer) or not all(hasattr(tokenizer, name) for name in needed):
         raise ArgumentTypeError(

@@ -39,17 +39,11 @@ LIBRARIES = ("transformers", "torch")
 
 
 class Batch(NamedTuple):
-    """A batch of passes, and the rows to score.
+    """A batch of passes, and the rows to score."""
 
-    Attributes:
-        ids: token ids to read (B, T).
-        scored: indices of the rows to score (R,), among B * T.
-        targets: the token id that each of these rows predicts (R,).
-    """
-
-    ids: torch.Tensor
-    scored: torch.Tensor
-    targets: torch.Tensor
+    ids: torch.Tensor  # to read (B, T)
+    scored: torch.Tensor  # indices of the rows to score (R,), among B * T
+    targets: torch.Tensor  # the token id that each of these rows predicts (R,)
 
 
 class Prefix(NamedTuple):
@@ -147,12 +141,9 @@ class EngineModel(ScoredModel):
     """Base class of models of other engines than transformers.
 
     Each pass is read from its beginning, and the engine manages its memory.
-
-    Attributes:
-        model: None instead of a torch module.
     """
 
-    model = None
+    model = None  # instead of a torch module
     device = torch.device("cpu")
 
     def __init__(self) -> None:
@@ -163,7 +154,6 @@ class EngineModel(ScoredModel):
         return tokenizer_digest(self.tokenizer)
 
     def identify(self) -> None:
-        """Measure the probe."""
         self.probe = self.measure_probe()
 
     def measure_probe(self) -> float:

@@ -106,11 +106,7 @@ def resolve_dtype(dtype: str | torch.dtype | None, argument: str = "dtype") -> t
 def load_tokenizer(
     model_id: str, model_kwargs: dict, argument: str = "model_id"
 ) -> PreTrainedTokenizerBase:
-    """Load the tokenizer from the same source as the model, by the arguments that they share.
-
-    Raises:
-        ValueError: there is none, or it is not deterministic.
-    """
+    """Load the tokenizer from the same source as the model, by the arguments that they share."""
     shared = {key: model_kwargs[key] for key in SHARED_KWARGS if key in model_kwargs}
     kwargs = {"trust_remote_code": False} | shared
     advice = ". Pass one as `tokenizer`." if argument == "model_id" else ""
@@ -147,9 +143,6 @@ def load_model(
 
     Args:
         device, dtype: None if `model_kwargs` (device_map, quantization_config) set them.
-
-    Raises:
-        ValueError: it is not found, not a causal language model, or lacks weights.
     """
     name = f"`{argument}`={model_id!r}"
     kwargs = {"trust_remote_code": False} | model_kwargs

@@ -310,18 +310,11 @@ def explain_failure(
 ) -> Exception:
     """Return the error to raise instead of that of a forward pass."""
     if is_out_of_memory(error):
-        return MemoryError(
-            Wording(
-                f"One window of {length} tokens does not fit in the memory of {device}: reduce "
-                "`max_length`, or load the model in a smaller `dtype`."
-            )
-        )
-    return ValueError(
-        Wording(
-            f"`model` failed on {num_windows} windows of {length} tokens: "
-            f"{str(error) or type(error).__name__}."
-        )
-    )
+        advice = "reduce `max_length`, or load the model in a smaller `dtype`."
+        said = f"One window of {length} tokens does not fit in the memory of {device}: {advice}"
+        return MemoryError(Wording(said))
+    said = f"`model` failed on {num_windows} windows of {length} tokens: "
+    return ValueError(Wording(f"{said}{str(error) or type(error).__name__}."))
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -54,17 +54,11 @@ Scored = Iterator[tuple[list[int], list[Columns]]]
 
 
 class Row(NamedTuple):
-    """One pass as the scorer reads it.
+    """One pass as the scorer reads it."""
 
-    Attributes:
-        inputs: token ids to read (T,), the start token included.
-        scored: the rows that are scored (R,), ascending, each at most T - 1.
-        targets: the token id that each of these rows predicts (R,).
-    """
-
-    inputs: np.ndarray
-    scored: np.ndarray
-    targets: np.ndarray
+    inputs: np.ndarray  # token ids to read (T,), the start token included
+    scored: np.ndarray  # the rows that are scored (R,), ascending, each at most T - 1
+    targets: np.ndarray  # the token id that each of these rows predicts (R,)
 
     def after(self, length: int) -> "Row":
         return Row(self.inputs[length:], self.scored - length, self.targets)

@@ -41,18 +41,12 @@ LEAST_SAVING = 256
 
 
 class Stream(NamedTuple):
-    """Tokens that passes read; equal ones of all measurements are one.
-
-    Attributes:
-        text: position of the first text that has them.
-        digest: hash of the ids.
-        num_context: tokens at its head that are read and not scored.
-    """
+    """Tokens that passes read; equal ones of all measurements are one."""
 
     ids: np.ndarray
-    text: int
-    digest: str
-    num_context: int
+    text: int  # position of the first text that has them
+    digest: str  # of the ids
+    num_context: int  # tokens at its head that are read and not scored
 
 
 class Work:
