@@ -119,7 +119,6 @@ def nlls_by_token(
 
 
 def contexts_by_token(measurement: Measurement) -> list[np.ndarray]:
-    """Count the tokens that each prediction sees, for each text (N,), 0 where unscored."""
     of_texts = [np.zeros(len(stream), dtype=np.int64) for stream in measurement.streams]
     for windows, seen in zip(measurement.windows, of_texts):
         scatter_to_tokens(windows, [window.context_lengths() for window in windows], seen)
