@@ -245,3 +245,15 @@ def test_a_dataset_is_read(call, kind):
     if kind == "saved splits":
         assert "Unknown split" in call("--dataset=data::test:text").err
     assert "must be NAME:CONFIG:SPLIT:COLUMN, got 'data'" in call("--dataset=data").err
+
+
+# ---- mistakes
+
+
+def test_a_csv_that_is_read_as_prose_is_warned_of(call):
+    Path("a.txt").write_text("id,text\n1,w5 w6\n2,w7 w8\n")
+    (warning,) = call("a.txt").warnings
+    assert warning.startswith("score.py: warning: a.txt looks like CSV")
+    for text in ("He came, he saw. He slept.", "apples\npears\n", "Roses,\nlilies, and so\n"):
+        Path("a.txt").write_text(text)
+        assert call("a.txt").warnings == []

@@ -153,6 +153,16 @@ def test_rows_of_one_word_are_joined_by_their_id(call, metric, tiny, tmp_path):
     assert shown == pytest.approx(nats, rel=1e-5)
 
 
+def test_without_that_a_table_of_words_is_warned_of(call, tmp_path):
+    """It was scored word by word, in silence."""
+    path = write(tmp_path, READ)
+    for argv in (["--words"], ["--id-column=item"]):
+        (warning,) = call(path, "--text-column=word", *argv).warnings
+        assert "hold one word each" in warning and "--id-column" in warning
+    sentences = [{"text": "w3 w4"} for _ in range(6)]
+    assert call(write(tmp_path, sentences)).warnings == []
+
+
 JOINED = {
     "an empty cell": (["w3", "", "w5"], "w3 w5", [(0, 2), None, (3, 5)]),
     "two words in a cell": (["w3", "w4  w5", "w6."], "w3 w4  w5 w6.", [(0, 2), (3, 9), (10, 13)]),

@@ -18,7 +18,7 @@ from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from itertools import chain, groupby, zip_longest
+from itertools import chain, groupby, islice, zip_longest
 from pathlib import Path
 
 from ..arguments import runs_together
@@ -39,6 +39,8 @@ KINDS = {
     b"PAR1": "a Parquet table: give it a name that ends in .parquet",
 }
 DATASET = re.compile(r"(.+?):([^:]*):([^:\[]+(?:\[[^\]]*\])?):([^:]+)")
+# A table with this many first rows of one word each is warned of.
+FEWEST_ROWS = 5
 COLUMNS = ("text_column", "context_column", "words_column", "id_column")
 
 
@@ -190,6 +192,8 @@ def read_files(files: list[str], args: argparse.Namespace) -> Iterator[Text]:
                 if "\0" in text:
                     advice = "If it is a text, pass its --encoding, such as utf-16-le."
                     raise ValueError(f"{spoken(file)} contains NUL characters. {advice}")
+                if is_csv(text):
+                    say(f"warning: {spoken(file)} looks like CSV: name it .csv to read its rows.")
                 carried = {"text": text} if args.keep_text else {}
                 yield Text(file, text, share=share, carried=carried)
         except (ValueError, OSError) as error:
@@ -225,6 +229,13 @@ def opened_text(name: str, encoding: str | None) -> Iterator[io.TextIOWrapper]:
             raise ValueError(
                 f"{spoken(name)} is not {encoding or 'UTF-8'} text: {reason}"
             ) from None
+
+
+def is_csv(text: str) -> bool:
+    """Return whether a text begins with names of columns and rows of as many cells."""
+    names, *rows = [*csv.reader(text[:100_000].splitlines()[:20])] or [[]]
+    named = len(names) > 1 and all(re.fullmatch(r"[\w.-]+", name) for name in names)
+    return named and len(rows) > 0 and all(len(row) == len(names) for row in rows)
 
 
 # --- tables ---------------------------------------------------------------------------------------
@@ -414,7 +425,13 @@ def without_none(value):
 def join_words(texts: Iterator[Text], args: argparse.Namespace) -> Iterator[Text]:
     """For --words, join adjacent rows that share an id to one text if one of them is a single word."""
     if not (args.words and args.id_column):
-        yield from texts
+        first = list(islice(texts, FEWEST_ROWS))
+        if len(first) == FEWEST_ROWS and all(map(is_one_word, first)):
+            say(
+                f"warning: {first[0].name} and the next rows hold one word each, scored without those "
+                "before it. To join them, pass --words, and the column that they share as --id-column."
+            )
+        yield from chain(first, texts)
         return
     seen = set()
     for name, group in groupby(texts, key=lambda text: text.name):
