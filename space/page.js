@@ -167,7 +167,7 @@ function tellWorst(worst) {
   word.type = "button";
   word.addEventListener("click", () => editor.reveal(worst.piece));
   told.append("Biggest surprise: ", word, `, ${worst.odds}.`);
-  if (worst.expected) told.append(" It expected ", make("b", "", quoted(worst.expected)), ".");
+  if (worst.expected) told.append(" As the next word it expected ", make("b", "", quoted(worst.expected)), ".");
 }
 
 /* The scale from certainty to nonsense: landmarks below a line, the text above it with its ±. */
@@ -217,7 +217,7 @@ function resetTwice() {
 
 /* Bits as the chance that they are, also where it is a large one. */
 const oneInAll = (bits) =>
-  2 ** bits < 10 ? `1 in ${(2 ** bits).toFixed(1)}` : oneIn(bits).replace("a chance of ", "");
+  2 ** bits < 1.05 ? "nearly 100 %" : 2 ** bits < 10 ? `1 in ${(2 ** bits).toFixed(1)}` : oneIn(bits).replace("a chance of ", "");
 
 /* As much of the text as fits twice into a window, up to the end of a sentence or a word. */
 function saidOnce() {
@@ -283,7 +283,7 @@ async function forget() {
   editor.step(answer.text.windows.length - 1);
   const { means: [, second] } = halves(answer, half);
   const end = second > 1.5 * remembered ? "It has forgotten." : "To this model that makes little difference.";
-  say(`It now sees only the band, ${tokens(window)}: the first time has fallen out of it, and what comes next ` +
+  say(`It now sees only its window, the band of ${tokens(window)}: the first time has fallen out of it, and what comes next ` +
     `has a chance of ${oneInAll(second)}. ${end}`);
   twice.textContent = "Let it remember";
 }

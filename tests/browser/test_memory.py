@@ -59,7 +59,7 @@ def test_said_twice_forgotten_and_remembered(browser, url, press, metric, bundle
     page.until(lambda: page.told("#twice") == "Let it remember")
     stride = max(1, count // 16)
     _, forgotten, _ = bits_by_half(metric, bundled, both, max_length=count, stride=stride)
-    assert f"It now sees only the band, {count} tokens" in page.told("#says")
+    assert f"It now sees only its window, the band of {count} tokens" in page.told("#says")
     assert told_bits(page) == pytest.approx([forgotten], abs=0.1)
     assert ("It has forgotten" in page.told("#says")) == (forgotten > 1.5 * second)
     assert page.all("#mirror .unseen"), "the first time is outside the window"
