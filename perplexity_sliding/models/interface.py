@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -58,7 +58,11 @@ class Prefix(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        values = (value for layer in self.cache.layers for value in vars(layer).values())
+        cache: Any = self.cache
+        if hasattr(cache, "layers"):
+            values = [value for layer in cache.layers for value in vars(layer).values()]
+        else:  # before transformers 4.54
+            values = [*cache.key_cache, *cache.value_cache]
         return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
 
 

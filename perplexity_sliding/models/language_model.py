@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import transformers
 from transformers import PreTrainedTokenizerBase
+from transformers.cache_utils import DynamicCache
 
 from ..errors import ArgumentTypeError
 from ..plan.tokenization import shared_lock
@@ -231,8 +232,10 @@ class LanguageModel(ScoredModel):
     def read_prefix(self, ids: torch.Tensor) -> Prefix:
         output = run_module(self.head.reader, ids, use_cache=True)
         cache: Any = getattr(output, cache_name(self.head.reader), None)
-        # None of layers: of transformers before 4.54, or of an encoder as well, as BERT's kind has it.
-        if not hasattr(cache, "layers"):
+        if isinstance(cache, tuple):  # transformers before 4.48
+            cache = DynamicCache.from_legacy_cache(cache)  # type: ignore[attr-defined]
+        is_of_two = hasattr(cache, "cross_attention_cache")  # BERT's kind, for an encoder as well
+        if is_of_two or not hasattr(cache, "batch_repeat_interleave"):
             raise TypeError("the model has no cache that can be copied")
         return Prefix(cache)
 
