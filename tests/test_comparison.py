@@ -39,6 +39,7 @@ def scores_of(lengths, contexts=None, targets=None, **columns) -> PairedScores:
     filled = {name: np.broadcast_to(np.asarray(value), size) for name, value in given.items()}
     contexts = positions + 1 if contexts is None else np.asarray(contexts)
     targets = np.ones(size, int) if targets is None else np.asarray(targets)
+    filled["change"] = filled["nll"] - filled["reference_nll"]
     return PairedScores(lengths, texts, positions, contexts, targets, filled, block_tokens=1)
 
 

@@ -228,7 +228,7 @@ def compare_groups(
         if scores.are_of_logits:
             kl = scores.mean(scores["kl"][chosen], chosen)
             described |= {"kl": kl.value, "kl_interval": positive_interval(kl)}
-        change = scores.mean(scores.differences[chosen], chosen)
+        change = scores.mean(scores["change"][chosen], chosen)
         groups.append(
             described | {"log_ratio": change.value, "log_ratio_interval": change.interval}
         )

@@ -108,7 +108,7 @@ def compare_by_token(
 
 
 def pair_scores(measurement: Measurement, scores: list[list[Columns]]) -> PairedScores:
-    """Concatenate the scored tokens of all texts, with their nlls as the models gave them."""
+    """Concatenate the scored tokens of all texts, with the change of the nlls that are averaged."""
     windows = [window for of_text in measurement.windows for window in of_text]
     counts = [sum(window.num_targets for window in of_text) for of_text in measurement.windows]
     texts = np.repeat(np.arange(len(counts)), counts)
@@ -116,13 +116,21 @@ def pair_scores(measurement: Measurement, scores: list[list[Columns]]) -> Paired
     lengths = [len(stream) for stream in measurement.streams]
     ids = np.concatenate([stream.ids for stream in measurement.streams])
     columns = [of_window for of_text in scores for of_window in of_text]
+    averaged = [
+        [measurement.nlls_to_average({"nll": of_window[name]}) for of_window in columns]
+        for name in ("nll", "reference_nll")
+    ]
+    nlls, of_reference = (np.concatenate(of_model).astype(np.float64) for of_model in averaged)
+    with np.errstate(invalid="ignore"):  # both may be infinite
+        changes = nlls - of_reference
+    together = {name: np.concatenate([of[name] for of in columns]) for name in columns[0]}
     return PairedScores(
         lengths,
         texts,
         positions,
         np.concatenate([window.context_lengths() for window in windows]),
         ids[(np.cumsum(lengths) - lengths)[texts] + positions],
-        {name: np.concatenate([of_window[name] for of_window in columns]) for name in columns[0]},
+        together | {"change": changes},
         measurement.plan.max_length,
     )
 
