@@ -299,6 +299,7 @@ ARGUMENTS = [
     given_as("add_start_token", "every", Refused(ValueError, "`add_start_token` must be one of True, False, got 'every'"), "add_start_token='every' with stock", protocol="stock"),
     Case("neither a name nor a model", lambda folder: {"model": None, "tokenizer": None}, Refused(ValueError, "Exactly one of `model_id` and `model` must be given.*got neither")),
     Case("a model without its tokenizer", lambda folder: {"tokenizer": None}, Refused(ValueError, "`tokenizer` must be given with `model`, got None")),
+    folder_row("model_kwargs=['revision'] by name", untouched, Refused(TypeError, r"`model_kwargs` must be a dict .*\['revision'\]"), model_kwargs=["revision"]),
     folder_row("device and device_map", untouched, Refused(ValueError, "`device` must be left out if `model_kwargs` contains 'device_map'"), device="cpu", model_kwargs={"device_map": "cpu"}),
 ]  # fmt: skip
 

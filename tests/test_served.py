@@ -142,6 +142,7 @@ def test_words_as_plain_sums(both):
         ({"device": "cpu"}, "`device` must be left out"),
         ({"dtype": "bfloat16"}, "`dtype` must be left out"),
         ({"model_kwargs": {"revision": "main"}}, "got 'revision'"),
+        ({"model_kwargs": {"requests_in_flight": 0}}, "at least 1, got 0"),
         ({"model_kwargs": {"served_name": "other"}}, "lists 'served'.* got 'other'"),
         ({"reference": "without adapter"}, "with an adapter, got ServedModel without"),
         ({"return_token_scores": ["rank"], "max_length": 16}, "not say the rank"),

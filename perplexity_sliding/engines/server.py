@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 from transformers import PreTrainedTokenizerBase
 
+from ..arguments import Number
 from ..errors import ArgumentError
 from ..models.identity import model_name, probe_text
 from ..models.interface import LARGEST_LIMIT
@@ -201,7 +202,10 @@ def open_served(
             "be an address such as 'http://host:8000/v1', without user, password or parameters",
             advice=f"Set the environment variable {KEY_VARIABLE} to the key.",
         )
-    server = Server(address, ServerSettings(**(model_kwargs or {})))
+    settings = ServerSettings(**(model_kwargs or {}))
+    for name, low in (("requests_in_flight", 1), ("retries", 0), ("timeout", 0)):
+        Number(low).check(f"model_kwargs[{name!r}]", getattr(settings, name))
+    server = Server(address, settings)
     description = f"`{argument}`={address!r}"
     with server.connected():
         server.served_name, about = find_served_model(server, description)

@@ -130,6 +130,9 @@ def check_model_source(source: ModelSource) -> ModelSource:
         raise ArgumentTypeError(named("model"), "be a loaded model", got=got, advice=advice)
     if model is not None and source.tokenizer is None and source.role == "model":
         raise ArgumentError("tokenizer", "be given with `model`", got="None")
+    if not isinstance(source.model_kwargs, dict | None):
+        must, got = "be a dict of from_pretrained arguments", repr(source.model_kwargs)
+        raise ArgumentTypeError(named("model_kwargs"), must, got=got)
     for name, other in OF_NAMED.items():
         twice = {name, other} & set(source.model_kwargs or ())
         if getattr(source, name) is not None and (model is not None or twice):

@@ -41,7 +41,7 @@ CHANGE_PER_BYTE = ("bits_per_byte_change", "bits_per_byte_change_interval", "num
 # The summary of a comparison of a model with itself.
 ITSELF = (
     "The model is compared with itself, in the same settings, so there is no difference to find. Load "
-    "the reference in other settings, for example with dtype float32 (--reference-dtype float32)."
+    "the two in different ones, such as --dtype bfloat16 --reference-dtype float32."
 )
 
 
