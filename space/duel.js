@@ -2,7 +2,7 @@
    The rounds come from duel.json; what is played stays in the player's browser. */
 const DUEL_KEPT = "perplexity-sliding-duel", GAPS = 10, OPTIONS = 6;
 const TAP = 5, MOST_TAPS = 3; // each tap makes an option five times as likely
-const NO_IDEA = 1 / OPTIONS, TWICE_MS = 500; // in which a second press is one too many
+const NO_IDEA = 1 / OPTIONS;
 const DAY_MS = 86_400_000;
 const asPercent = (share) =>
   (share >= 0.995 ? "99" : share >= 0.01 ? (100 * share).toFixed(0) : "< 1") + " %";
@@ -68,6 +68,7 @@ async function loadRounds() {
   if (!answer.ok) throw new Error(`${answer.status}`);
   rounds = await answer.json();
 }
+const titleOf = (number) => `“${rounds[number - 1].title.replace(/ \(\d+\)$/, "")}”`; // without the number of its part
 const todays = () => Math.floor(Date.now() / DAY_MS) % rounds.length;
 
 /* The link of a duel has the number of its text, and how many words its sender won. */
@@ -123,7 +124,7 @@ function startDuel(number, beat, known = "whole") {
 
 function introduce(number, beat, isBack = false) {
   chosen = { number, beat, known: "whole" };
-  const { title, language } = rounds[number - 1], { length } = readBets(`${number}-whole`);
+  const { language } = rounds[number - 1], { length } = readBets(`${number}-whole`);
   const words = length ? `Go on with word ${length + 1} of ${GAPS}` : "Begin";
   const begin = button(words, () => startDuel(number, beat), "main go");
   if (length === GAPS || (length && (beat === null || isBack))) return startDuel(number, beat);
@@ -131,11 +132,11 @@ function introduce(number, beat, isBack = false) {
   const friend = beat === null ? []
     : [paragraph("beat", `A friend sent you this, and won ${asWord(beat)} of ten.${begun}`)];
   const keys = matchMedia("(pointer: coarse)").matches ? "" : "Keys 1 to 6 tap, Enter goes on. ";
-  const tongue = language === "English" ? "" : ` ${language}, which this machine never read.`;
+  const tongue = language === "English" ? "" : ` It is ${language}, which the model never read.`;
   show("",
-    make("p", "lead", `Ten words of “${title}” are hidden. For each, you and a language model bet on six.`), ...friend,
-    make("p", "", `Tap the word that you think comes next; tap again, up to three times, to bet more. The longer bar on the word that came wins it, if it is longer than that of no idea.${tongue}`),
-    make("p", "quiet", `${keys}A minute or two. Your bets stay in this browser.`), begin);
+    make("p", "lead", "Ten words of a text are hidden. Who guesses them better, you or a language model?"), ...friend,
+    make("p", "", "Tap the word that comes next; tap it again to bet more on it. Whoever bet more on the right one wins it, and a blind guess wins nothing."),
+    make("p", "quiet", `${titleOf(number)}.${tongue} ${keys}Your bets stay in this browser.`), begin);
   begin.focus({ preventScroll: true });
   return null;
 }
@@ -216,7 +217,7 @@ function showWord(duel) {
   const next = button(isLast ? "Who won?" : "Next word", () => {
     if (performance.now() - shownAt > TWICE_MS) (isLast ? showResult : playGap)(duel);
   }, "main go");
-  const rule = ` · The longer bar on the word that came wins it, if it is longer than the ${asPercent(NO_IDEA)} of no idea.`;
+  const rule = ` · The longer bar on the right word wins it; a blind guess, ${asPercent(NO_IDEA)}, wins nothing.`;
   const key = paragraph("quiet key", make("i", "you"), " you ", make("i", "its"), " the machine", number ? "" : rule);
   const text = textSoFar(duel, number, true);
   show(`${number + 1} of ${GAPS}`, scoreLine(duel), text, verdict, table, key, next);
@@ -239,22 +240,23 @@ const lastWords = (text, at, count) => text.slice(0, at).trim().split(" ").slice
 /* The text up to a gap, with what was played in it; five words before it where more are not known. */
 function textSoFar(duel, number, isShown) {
   const { text } = duel.round, gap = duel.gaps[number];
-  const line = make("p", gap.at > LARGE && duel.known === "whole" ? "passage" : "passage short");
+  const line = make("div", gap.at > LARGE && duel.known === "whole" ? "passage" : "passage short"), words = make("p");
   line.tabIndex = 0;
   line.setAttribute("role", "group");
   line.setAttribute("aria-label", "The text up to the hidden word");
+  line.append(words);
   const word = gap.options[gap.answer], mark = make("b", "gap", isShown ? word : "?");
   if (duel.known === "five") {
-    line.append(`… ${lastWords(text, gap.at, 5)} `, mark);
+    words.append(`… ${lastWords(text, gap.at, 5)} `, mark);
     return line;
   }
-  const { words, owners } = scoreDuel(duel);
+  const { words: played, owners } = scoreDuel(duel);
   let from = 0;
   duel.gaps.slice(0, number).forEach((past, n) => {
-    line.append(text.slice(from, past.at), make("b", owners[n], words[n].word));
-    from = past.at + words[n].word.length;
+    words.append(text.slice(from, past.at), make("b", owners[n], played[n].word));
+    from = past.at + played[n].word.length;
   });
-  line.append(text.slice(from, gap.at), mark);
+  words.append(text.slice(from, gap.at), mark);
   return line;
 }
 
@@ -272,7 +274,7 @@ function showResult(duel) {
   line.setAttribute("aria-label", words.map(({ word }, n) =>
     `${word}: ${{ you: "yours", its: "the machine’s", nobody: "nobody’s" }[owners[n]]}`).join(", "));
   const neither = you + model < GAPS ? ", – nobody’s" : "";
-  squares.append(line, make("p", "quiet", `The ten words of “${round.title}”: ✓ yours, × the machine’s${neither}.`));
+  squares.append(line, make("p", "quiet", `The ten words of ${titleOf(number)}: ✓ yours, × the machine’s${neither}.`));
   const isOdd = (you - model) * (its - mine) < 0; // who won more words has the higher perplexity
   const odd = isOdd ? ` ${you > model ? "You" : "The machine"} won more words, but paid more for the others.` : "";
   const explained = make("p", "", `Your perplexity was ${number2(mine)}, the machine’s ${number2(its)}: ` +
@@ -297,11 +299,11 @@ function message({ number, known }, { you, model, owners }) {
   return `Guessing ten hidden words${how}: me ${you}, the machine ${model}.\n${squares}\nYour turn: ${duelLink(number, you)}`;
 }
 
-async function drawDuel({ round }, { you, model, owners }) {
+async function drawDuel({ number }, { you, model, owners }) {
   const { canvas, draw } = await beginCard(), { margin, height, width } = CARD;
   const step = (width - 2 * margin + 12) / GAPS, size = step - 12, y = 262;
   write(draw, `Me ${you}, the machine ${model}`, margin, 130, 84, { weight: 700 });
-  write(draw, `Ten hidden words of “${round.title}”`, margin, 196, 34, { ink: "#566074" });
+  write(draw, `Ten hidden words of ${titleOf(number)}`, margin, 196, 34, { ink: "#566074" });
   owners.forEach((owner, n) => {
     draw.fillStyle = { you: "#3b4fc4", its: "#b5530f", nobody: "#566074" }[owner];
     draw.beginPath();

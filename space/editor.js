@@ -186,8 +186,8 @@ class Editor {
     const range = this.segments[n], { bits, alternatives, context, windows } = this.data;
     if (!range || bits[range[0]] === null) return;
     const own = bits.slice(range[0], range[1] + 1).reduce((a, b) => a + b, 0);
-    const top = range[0] === range[1] && alternatives?.[range[0]]?.[0];
-    const expected = top ? ` It expected ${quoted(top[0])} most (${percent(top[1])}).` : "";
+    const top = range[0] === range[1] && alternatives?.[range[0]]?.find(([guess]) => !guess.startsWith("…"));
+    const expected = top ? ` It expected ${quoted(top[0])} (${percent(top[1])}).` : "";
     const word = visible(this.laid.words(this.places[n]));
     // The start marker, which nobody sees, is none of those before it.
     const seen = context[range[0]] - (windows[this.windowOf[range[0]]]?.[3] ?? 0);
@@ -258,8 +258,8 @@ class Editor {
     }
     if (!isShown) return;
     const frame = make("div", "frame"); // one outline around all of its lines
-    frame.append(...this.stretch(fresh, end, "guessed"));
-    band.append(...this.stretch(from, fresh, "seen"), frame);
+    frame.append(...this.stretch(from, end, "seen"));
+    band.append(frame, ...this.stretch(fresh, end, "guessed"));
   }
 
   limits(name) {
@@ -370,8 +370,8 @@ class Editor {
     this.place();
     const [from, first] = this.data.windows[this.now];
     const forgot = from > 0 ? "; all before is forgotten" : "";
-    say(`Window ${fmt(this.now + 1)} of ${fmt(this.data.windows.length)}: the band is all that the model sees. ` +
-      `It guesses the words in the frame${forgot}.`);
+    say(`Window ${fmt(this.now + 1)} of ${fmt(this.data.windows.length)}: the frame is all that the model sees. ` +
+      `It guesses the darker part${forgot}.`);
     const element = this.element(this.pieceOf[first]);
     if (!element) return;
     const top = element.offsetTop - area.scrollTop;

@@ -37,7 +37,7 @@ def _headline(memory: Memory) -> str:
     interval = short.get("ratio_to_longest", {}).get("interval")
     chance = ""
     if interval is None:
-        chance = " The text is too short to tell whether that is chance."
+        chance = " The text is too short for an interval."
     elif interval[0] <= 1 <= interval[1]:
         chance = " That may be chance."
     return (

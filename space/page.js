@@ -1,7 +1,9 @@
 /* The page: what was chosen, what is scored, and what is said about it. */
 const SETTINGS = ["model", "window", "stride", "start", "protocol"];
 const KEPT = "perplexity-sliding", TYPED_MS = 150, CHARACTERS_A_MS = 100, MILLION = 1e6;
-const WIDEST = 10; // times as large as the lower end of an interval that says something
+// An interval's upper end is so many times its lower one: of a vague number, of one that says nothing.
+const VAGUE = 2, EMPTY = 30;
+const TWICE_MS = 500; // in which a second press is one too many
 const COLOURS = {
   surprise: "surprise", rank: "rank of the guess", context: "tokens before it", window: "window",
 };
@@ -9,7 +11,7 @@ const state = { model: PAGE.models[0], window: null, stride: null, start: null, 
 let result = PAGE.opening; // the last score
 let isAsked = false; // whether the visitor changed anything: then the address follows
 let before = null, put = null; // the text that another one replaced, and that other one
-let half = 0; // characters of a text that was said twice, up to where it is said again
+let forgets = false; // whether the window was made shorter than a text that is said twice
 let typed = ""; // the visitor's own text, to which one comes back from others
 let hasArrived = false; // whether the text was pasted or read from a file, and was not scored yet
 let hasGlided = false;
@@ -43,7 +45,6 @@ async function score() {
     line.stop();
     byId("busy").textContent = byId("verdict").textContent =
       "No text is there: write or paste one, or try another.";
-    byId("perplexity").textContent = "–";
     byId("answer").className = "none";
     return null;
   }
@@ -71,7 +72,7 @@ function choose(chosen) {
 
 /* Put another text in the place of the present one. */
 function setText(text, words) {
-  if (state.forgets) Object.assign(state, { window: null, stride: null });
+  endLesson();
   yours.hidden = yours.disabled = !typed || typed === text;
   [before, put] = [area.value, text];
   back.hidden = before === put;
@@ -79,10 +80,8 @@ function setText(text, words) {
   area.value = text;
   area.scrollTop = mirror.scrollTop = 0;
   editor.showWindow(false);
-  half = 0;
   say(words ?? HINT);
   editor.lay();
-  resetTwice();
   changed();
 }
 
@@ -92,6 +91,7 @@ function goBack() {
   setText(before);
   before = null;
   back.hidden = true;
+  pressedAt = -TWICE_MS; // what is pressed now is no second press
 }
 back.addEventListener("click", () => { goBack(); area.focus({ preventScroll: true }); });
 area.addEventListener("keydown", (event) => {
@@ -101,14 +101,12 @@ area.addEventListener("keydown", (event) => {
 });
 
 area.addEventListener("input", ({ inputType }) => {
-  half = 0;
+  endLesson();
   sample.value = "";
   back.hidden = true;
   typed = area.value;
   hasArrived = inputType === "insertFromPaste";
   say(HINT);
-  if (state.forgets) Object.assign(state, { window: null, stride: null });
-  resetTwice();
   changed();
 });
 // The first words are there to be replaced: who comes to them selects them, but for a finger on a word.
@@ -123,40 +121,56 @@ area.addEventListener("click", ({ clientX, clientY }) => {
 
 function showScore(answer) {
   result = answer;
+  forgets = Boolean(halvesOf(answer)) && state.window !== null && answer.text.windows.length > 1;
   byId("answer").className = "";
   editor.show(answer.text, answer.settings);
-  byId("play").hidden = answer.text.windows.length < 2 || !answer.text.slides;
-  byId("perplexity").replaceChildren(...rounded(answer));
+  byId("play").hidden = answer.text.windows.length < 2 || !answer.text.slides || Boolean(halvesOf(answer));
+  const { about, figures, give, means, verdict } = wordsOf(answer);
+  byId("perplexity").replaceChildren(...(about ? [make("small", "", `${about} `)] : []), figures);
   byId("perplexity").classList.toggle("words", answer.perplexity > MILLION);
-  byId("give").textContent = `perplexity${giveOrTake(answer)}`;
-  byId("verdict").textContent = answer.verdict;
-  const { model } = answer.settings, own = "This model is tiny, and has read only old novels.";
-  byId("who").textContent = model === PAGE.models[0] ? own : `Of ${model}.`;
+  byId("give").textContent = `perplexity${give}`;
+  byId("means").textContent = means;
+  byId("verdict").textContent = verdict;
+  const { model } = answer.settings;
+  byId("who").textContent = model === PAGE.models[0] ? "This one is tiny, and has read only old novels." : `This one is ${model}.`;
   drawScale(answer);
   tellWorst(answer.worst);
   showLab(answer);
+  teach(answer);
 }
 
-const inFigures = (value, figures = number(value)) => (value > MILLION ? "more than a million" : figures);
+const inFigures = (value, digits) =>
+  value > MILLION ? "more than a million" : digits ? fmt(Number(value.toPrecision(digits))) : number(value);
 
-const isWide = ({ interval, text }) => text.averaged && !(interval?.[1] <= WIDEST * interval?.[0]);
-
-/* The number, with as many figures as it deserves. */
-function rounded(answer) {
-  const { perplexity } = answer;
-  if (!isWide(answer) || perplexity > MILLION) return [inFigures(perplexity)];
-  return [make("small", "", "about "), fmt(Number(perplexity.toPrecision(1)))];
+/* What is said of a score: its number, with as many figures as it deserves, the ends between which it
+   lies, what it means, and where it stands; of a text that is said twice, the number of either time. */
+function wordsOf(answer) {
+  const { perplexity, interval, verdict, text } = answer, halves = halvesOf(answer);
+  if (halves) return wordsOfHalves(halves);
+  const wide = !text.averaged ? 1 : interval ? interval[1] / interval[0] : Infinity;
+  const figures = inFigures(perplexity, wide > EMPTY ? 1 : wide > VAGUE ? 2 : 0);
+  const [low, high] = (interval ?? []).map((end) => inFigures(end, wide > VAGUE ? 2 : 3));
+  return {
+    about: wide > VAGUE && perplexity <= MILLION ? "about" : "",
+    figures,
+    give: wide > EMPTY ? ": the text is too short to say more"
+      : !interval ? "" : `, give or take: ${low === high ? low : `${low} to ${high}`}`,
+    means: `As if it chose, each time, among ${figures} equally likely tokens (words or parts of words).`,
+    verdict,
+  };
 }
 
-const figuresOf = (answer) => rounded(answer).map((part) => part.textContent ?? part).join("");
-
-/* The ± as the two ends between which it lies: it is no symmetric one. */
-function giveOrTake(answer) {
-  const { interval } = answer;
-  if (isWide(answer)) return ": the text is too short to say more";
-  if (!interval) return "";
-  const [low, high] = interval.map((end) => inFigures(end, fmt(Number(end.toPrecision(3)))));
-  return `, give or take: ${low === high ? low : `${low} to ${high}`}`;
+function wordsOfHalves(halves) {
+  const [first, second] = halves.map((value) => inFigures(value, 2));
+  const isKnown = Math.log(halves[1]) < 0.5 * Math.log(halves[0]);
+  return {
+    about: "",
+    figures: `${first} → ${second}`,
+    give: ": the first time → the second",
+    means: `As if it chose among ${first} equally likely tokens, and the second time among ${second}.`,
+    verdict: isKnown ? "The second time is no surprise."
+      : forgets ? "It has forgotten the first time." : "It hardly remembers the first time.",
+  };
 }
 
 function tellWorst(worst) {
@@ -174,8 +188,7 @@ function tellWorst(worst) {
 function drawScale(answer) {
   const { perplexity, interval, landmarks, placed } = answer;
   const scale = byId("scale"), ends = landmarks.map(([, value]) => Math.log(value));
-  const own = Math.log(Math.max(1, perplexity));
-  const low = Math.min(...ends, own) - 0.4, high = Math.max(...ends, own) + 0.4;
+  const low = -0.2, high = Math.max(...ends, Math.log(Math.max(1, perplexity))) + 0.4;
   const at = (value) => clamp((100 * (Math.log(Math.max(1, value)) - low)) / (high - low), 0, 100);
   const put = (name, from, to, words) => {
     const part = make("span", name, words);
@@ -186,9 +199,11 @@ function drawScale(answer) {
   };
   scale.replaceChildren(make("span", "axis"));
   const known = landmarks.map(([name, value]) => `${name} ${number(value)}`);
-  scale.setAttribute("aria-label", `A scale: ${known.join(", ")}${placed ? `; your text ${figuresOf(answer)}` : ""}`);
-  if (placed && (interval || isWide(answer))) put("range", ...(interval?.map(at) ?? [0, 100]));
-  if (placed) put("own", at(perplexity), null);
+  scale.setAttribute("aria-label", `A scale: ${known.join(", ")}${placed ? `; your text ${wordsOf(answer).figures}` : ""}`);
+  const halves = halvesOf(answer);
+  if (placed && !halves && answer.text.averaged) put("range", ...(interval?.map(at) ?? [0, 100]));
+  if (placed && halves) put("own first", at(halves[0]), null);
+  if (placed) put("own", at(halves ? halves[1] : perplexity), null);
   const marks = landmarks.map(([name, value]) => {
     put("tick", at(value), null);
     return put("landmark", at(value), null, name.replace(/^(a|the) /, ""));
@@ -210,14 +225,47 @@ function drawScale(answer) {
 /* --- say it twice --- */
 
 const twice = byId("twice");
-function resetTwice() {
-  twice.textContent = "Say it twice";
-  state.forgets = false;
+
+/* Characters of a text that is said twice, up to where it is said again; 0 for other texts. */
+function halfOf(text) {
+  const half = (text.length - 1) / 2;
+  return half > 2 && /\s/.test(text[half] ?? "") && text.slice(0, half) === text.slice(half + 1) ? half : 0;
 }
 
-/* Bits as the chance that they are, also where it is a large one. */
-const oneInAll = (bits) =>
-  2 ** bits < 1.05 ? "nearly 100 %" : 2 ** bits < 10 ? `1 in ${(2 ** bits).toFixed(1)}` : oneIn(bits).replace("a chance of ", "");
+/* The perplexities of the first time and of the second; null where a text is not said twice. */
+function halvesOf({ text }) {
+  const { pieces, segments, bits, before } = text, half = halfOf(pieces.text.slice(before));
+  const own = [[], []];
+  let at = -before;
+  pieces.lengths.forEach((length, n) => {
+    at += length;
+    if (segments[n]) own[at > half + 1 ? 1 : 0].push(...bits.slice(segments[n][0], segments[n][1] + 1));
+  });
+  const scored = own.map((part) => part.filter((value) => value !== null));
+  if (!half || !text.averaged || scored.some((part) => !part.length)) return null;
+  return scored.map((part) => 2 ** (part.reduce((a, b) => a + b) / part.length));
+}
+
+/* Say what a text that is said twice shows, with the window in which the first time is forgotten. */
+function teach(answer) {
+  const isTwice = Boolean(halvesOf(answer));
+  twice.textContent = !isTwice ? "Say it twice" : forgets ? "Let it remember" : "Let it forget";
+  if (!isTwice) return;
+  if (forgets) {
+    editor.showWindow(true);
+    editor.step(answer.text.windows.length - 1);
+  }
+  say(forgets
+    ? `Its window, the frame, now holds only the last ${tokens(answer.settings.window)}: the first time has fallen out of it.`
+    : "The second time, it looks back at the first: that is context.");
+}
+
+/* Another text has a window of its own again. */
+function endLesson() {
+  if (forgets) Object.assign(state, { window: null, stride: null });
+  forgets = false;
+  if (!halfOf(area.value)) twice.textContent = "Say it twice";
+}
 
 /* As much of the text as fits twice into a window, up to the end of a sentence or a word. */
 function saidOnce() {
@@ -229,72 +277,43 @@ function saidOnce() {
   return (sentences?.[0] ?? part.replace(/\S*$/, "")).trim();
 }
 
-/* Mean bits of the tokens before a character and after it, and how many there are before it. */
-function halves(answer, characters) {
-  const { pieces, segments, bits } = answer.text, sums = [0, 0], counts = [0, 0];
-  let at = 0;
-  pieces.lengths.forEach((length, n) => {
-    const part = at + length > characters + 1 ? 1 : 0;
-    at += length;
-    if (!segments[n]) return;
-    for (let token = segments[n][0]; token <= segments[n][1]; token++) {
-      if (bits[token] === null) continue;
-      sums[part] += bits[token];
-      counts[part] += 1;
-    }
-  });
-  return { means: sums.map((sum, n) => sum / Math.max(1, counts[n])), count: counts[0] };
-}
-
-twice.addEventListener("click", async () => {
-  if (!half) return sayTwice();
-  return state.forgets ? remember() : forget();
+let pressedAt = -TWICE_MS;
+twice.addEventListener("click", ({ timeStamp }) => {
+  const isSecond = timeStamp - pressedAt < TWICE_MS; // of a double click
+  pressedAt = timeStamp;
+  if (isSecond) return null;
+  if (!halfOf(area.value)) return sayTwice();
+  return forgets ? remember() : forget();
 });
 
 async function sayTwice() {
   const said = saidOnce();
   if (!said) return;
-  const part = said === area.value.trim() ? "" : "The beginning of your text, twice: a window holds no more. ";
+  const isPart = said !== area.value.trim();
   const once = said.replace(/[\p{L}\p{N}]$/u, "$&."); // else the next beginning is what surprises
   setText(`${once} ${once}`);
-  half = once.length;
   Object.assign(state, { window: null, stride: null, context: "" });
-  const answer = await score();
-  if (!answer) return;
-  const { means: [first, second] } = halves(answer, half);
-  const end = second < 0.5 * first
-    ? "It has just read it: that is context."
-    : "This model hardly remembers what it has just read.";
-  say(`${part}On average, what came next had a chance of ${oneInAll(first)} the first time, and of ` +
-    `${oneInAll(second)} the second. ${end}`);
-  twice.textContent = "Let it forget";
+  if ((await score()) && isPart) say(`The beginning of your text, twice: a window holds no more. ${says.textContent}`);
 }
 
 /* Draw the window so short that the first time falls out of it, and score again. */
 async function forget() {
-  const { count, means: [, remembered] } = halves(result, half), window = Math.max(2, count);
-  const length = result.text.bits.length, text = area.value;
+  if (!halvesOf(result)) return null; // it is not scored yet
+  const { pieces, segments, bits, before } = result.text, half = before + halfOf(area.value), text = area.value;
+  let at = 0;
+  const first = pieces.lengths.findIndex((length, n) => (at += length) > half + 1 && segments[n]);
+  const window = Math.max(2, segments[first]?.[0] ?? 0);
   editor.showWindow(true);
-  await shrinkWindow(length, window, text);
+  await shrinkWindow(bits.length, window, text);
   if (area.value !== text) return editor.showWindow(false); // another text has its own window
-  Object.assign(state, { window, stride: Math.max(1, Math.floor(window / 16)), forgets: true });
-  const answer = await score();
-  if (!answer) return;
-  editor.step(answer.text.windows.length - 1);
-  const { means: [, second] } = halves(answer, half);
-  const end = second > 1.5 * remembered ? "It has forgotten." : "To this model that makes little difference.";
-  say(`It now sees only its window, the band of ${tokens(window)}: the first time has fallen out of it, and what comes next ` +
-    `has a chance of ${oneInAll(second)}. ${end}`);
-  twice.textContent = "Let it remember";
+  Object.assign(state, { window, stride: Math.max(1, Math.floor(window / 16)) });
+  return score();
 }
 
-async function remember() {
-  Object.assign(state, { window: null, stride: null, forgets: false });
+function remember() {
+  Object.assign(state, { window: null, stride: null });
   editor.showWindow(false);
-  const answer = await score();
-  if (!answer) return;
-  say("The window holds both again, and the second time is no surprise.");
-  twice.textContent = "Let it forget";
+  return score();
 }
 
 async function shrinkWindow(length, window, text) {

@@ -34,7 +34,7 @@ from .tools_view import headline
 HERE = Path(__file__).resolve().parent
 ROUNDS, PREVIEW = HERE / "duel.json", HERE / "preview.png"
 TITLE = "How surprised is a language model by your words?"
-OPENING = "The quick brown fox jumps over the lazy dog."
+OPENING = "The old man sat down by the fire, took off his hat, and opened his laptop."
 # A visitor of the page that asks for something waits in gradio's queue.  Beside the one that
 # computes, a few may download a model.
 MACHINE = {"concurrency_id": "machine", "concurrency_limit": 4}
@@ -122,7 +122,7 @@ def write_page(data: dict) -> str:
     own = ("ask.js", "editor.js", "page.js", "share.js", "duel.js")
     script = joined((*SCRIPTS, *(HERE / name for name in own)))
     opening = data["opening"]
-    rounded = format(opening["perplexity"], ".0e")  # ten words do not deserve more figures
+    rounded = format(opening["perplexity"], ".1e")  # a sentence does not deserve more figures
     packed = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     filled = {
         "title": html.escape(TITLE),

@@ -100,11 +100,11 @@ async function drawCard() {
     }
     y += line * size;
   }
-  const isWords = result.perplexity > MILLION, { worst } = result;
-  const wide = write(draw, figuresOf(result), margin, 524, isWords || isWide(result) ? 48 : 96, { weight: 700 });
+  const { about, figures, verdict } = wordsOf(result), { worst } = result, number = `${about} ${figures}`.trim();
+  const wide = write(draw, number, margin, 524, number.length > 9 ? 48 : 80, { weight: 700 });
   write(draw, "perplexity", margin, 560, 26, { ink: "#566074" });
   const beside = margin + Math.max(wide, 140) + 48, most = width - margin - beside;
-  write(draw, result.verdict, beside, 480, 30, { weight: 600, most });
+  write(draw, verdict, beside, 480, 30, { weight: 600, most });
   if (worst) write(draw, `Biggest surprise: “${worst.word}”, ${worst.odds}`, beside, 524, 30, { most });
   write(draw, `And your words? ${shortAddress()}`, margin, height - 26, 26, { ink: "#3b4fc4", weight: 600 });
   draw.fillStyle = "#a3271b";
@@ -173,9 +173,10 @@ byId("open-share").addEventListener("click", async () => {
   body.append(image); // its place is kept while it is drawn
   const drawn = drawCard(), link = await address();
   const { worst } = result, odd = worst ? ` The biggest surprise: “${worst.word}”, ${worst.odds}.` : "";
-  const text = `A language model finds my words this surprising: ${figuresOf(result)}.${odd} And yours? ${link}`;
+  const { about, figures } = wordsOf(result), number = `${about} ${figures}`.trim();
+  const text = `A language model finds my words this surprising: perplexity ${number}.${odd} And yours? ${link}`;
   drawn.then((picture) => { image.src = URL.createObjectURL(picture); });
-  image.alt = `${area.value.slice(0, 200)} ${figuresOf(result)}.${odd}`;
+  image.alt = `${area.value.slice(0, 200)} ${number}.${odd}`;
   const carries = new URL(link).hash
     ? "The link shows your words to who opens it; no server keeps them."
     : "The text is too long for a link: the link has the settings only.";

@@ -77,7 +77,7 @@ def line_chart(
         f'<span class="ps-tick" style="left:{x:.2%}">{escape(name)}</span>'
         for x, name in _apart([(x, point.tick) for point, (x, _) in zip(points, places)])
     )
-    at = "" if base is None else f"M0 {(1 - up(base)) * SIZE:.2f}h{SIZE}"
+    at = "" if base is None or not errors else f"M0 {(1 - up(base)) * SIZE:.2f}h{SIZE}"
     return (
         f'<figure class="ps-chart"><figcaption>{escape(y_title)}</figcaption>'
         f'<div class="ps-plot">{levels}<svg viewBox="0 0 {SIZE} {SIZE}" '

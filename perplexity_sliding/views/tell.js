@@ -24,7 +24,7 @@ function teller(data, windowOf) {
     const guess = rank ? ` It was the model's ${rank === 1 ? "first" : ordinal(rank)} guess.` : "";
     return [
       make("p", "", `${bitsText(bits[token])} of surprise: ${oneIn(bits[token])}.${guess}`),
-      make("p", "ps-note", `It saw ${tokens(data.context[token])} before it${start ? ", the start marker among them" : ""}.${tops ? " It expected most:" : ""}`),
+      make("p", "ps-note", `It saw ${tokens(data.context[token] - (start ?? 0))} before it${start ? " and the start marker" : ""}.${tops ? " It expected most:" : ""}`),
       ...(tops ? [guesses(tops, name, bits[token], rank)] : []),
     ];
   }

@@ -21,7 +21,7 @@ from . import Reading
 TEMPLATE_SIGNS = {ord(sign): f"&#{ord(sign)};" for sign in "{}$`"}
 HUGE = 1e9  # from here on, digits are hard to count
 RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
-LARGE = {1e12: "trillion", 1e9: "billion"}
+LARGE = {1e12: "trillion", 1e9: "billion", 1e6: "million"}
 # Lower edges of the colours, in bits.
 EDGES = (0, 1, 3, 6, 10, 15)
 LABELS = ("under 1 bit", "1–3 bits", "3–6 bits", "6–10 bits", "10–15 bits", "over 15 bits")

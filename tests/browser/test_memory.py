@@ -1,6 +1,5 @@
 """What context is: a text is said twice, the window is shortened, and its handles are moved."""
 
-import re
 import time
 
 import numpy as np
@@ -24,22 +23,19 @@ def by_keyboard(page):
     page.keys(Keys.ENTER)
 
 
-def bits_by_half(metric, bundled, text, **settings):
-    """Mean bits of the tokens of the first time and of the second, by the metric."""
+def perplexities_by_half(metric, bundled, text, **settings):
+    """Perplexities of the first time and of the second, by the metric, and the tokens of the first."""
     result = metric.compute(
         predictions=[text], model_id=bundled, return_token_scores=True, **settings
     )
     [scores] = result["token_scores"]
     ends = np.array([end for _, end in scores["offsets"]])
-    bits = np.array(scores["nll"]) / np.log(2)
-    first = ends <= (len(text) - 1) // 2 + 1
-    return bits[first].mean(), bits[~first].mean(), int(first.sum())
+    nll, first = np.array(scores["nll"]), ends <= (len(text) - 1) // 2 + 1
+    return [np.exp(nll[part].mean()) for part in (first, ~first)], int(first.sum())
 
 
-def told_bits(page):
-    """The chances that are told, in bits."""
-    odds = re.findall(r"1 in (\d[\d,.]*\d)", page.told("#says"))
-    return [np.log2(float(value.replace(",", ""))) for value in odds]
+def two_figures(values):
+    return " → ".join(f"{float(f'{value:.1e}'):,.12g}" for value in values)
 
 
 @pytest.mark.parametrize("press", [by_mouse, by_finger, by_keyboard])
@@ -51,24 +47,31 @@ def test_said_twice_forgotten_and_remembered(browser, url, press, metric, bundle
     page.until(lambda: page.told("#twice") == "Let it forget")
     both = f"{WORDS} {WORDS}"
     assert page.text == both
-    first, second, count = bits_by_half(metric, bundled, both)
-    assert told_bits(page) == pytest.approx([first, second], abs=0.1)
-    remembers = second < 0.5 * first
-    assert ("that is context" in page.told("#says")) == remembers
+    (first, second), count = perplexities_by_half(metric, bundled, both)
+    assert page.told("#perplexity") == two_figures([first, second])
+    knows = np.log(second) < 0.5 * np.log(first)
+    assert ("no surprise" in page.told("#verdict")) == knows
+    assert "that is context" in page.told("#says")
+    time.sleep(0.6)  # longer than a double click
     press(page)
+    press(page)  # the second of a double click is none
     page.until(lambda: page.told("#twice") == "Let it remember")
-    stride = max(1, count // 16)
-    _, forgotten, _ = bits_by_half(metric, bundled, both, max_length=count, stride=stride)
-    assert f"It now sees only its window, the band of {count} tokens" in page.told("#says")
-    assert told_bits(page) == pytest.approx([forgotten], abs=0.1)
-    assert ("It has forgotten" in page.told("#says")) == (forgotten > 1.5 * second)
+    short = {"max_length": count, "stride": max(1, count // 16)}
+    forgotten, _ = perplexities_by_half(metric, bundled, both, **short)
+    assert f"now holds only the last {count} tokens" in page.told("#says")
+    assert page.told("#perplexity") == two_figures(forgotten)
     assert page.all("#mirror .unseen"), "the first time is outside the window"
-    press(page)
-    page.until(lambda: page.told("#twice") == "Let it forget")
-    page.script("document.getElementById('lab').open = true")
-    assert f"window {longest} " in page.told("#recipe")
-    page.fill("Other words.")
-    assert page.told("#twice") == "Say it twice"
+    shown = [page.told(part) for part in ("#perplexity", "#verdict", "#says", "#twice")]
+    again = Page(browser, page.script("return location.href"))
+    again.scored()
+    assert [again.told(part) for part in ("#perplexity", "#verdict", "#says", "#twice")] == shown
+    assert again.all("#mirror .unseen"), "who opens the link sees it too"
+    press(again)
+    again.until(lambda: again.told("#twice") == "Let it forget")
+    again.script("document.getElementById('lab').open = true")
+    assert f"window {longest} " in again.told("#recipe")
+    again.fill("Other words.")
+    assert again.told("#twice") == "Say it twice"
 
 
 def test_another_text_has_its_own_window_while_that_of_the_last_shrinks(browser, url, longest):
@@ -76,6 +79,7 @@ def test_another_text_has_its_own_window_while_that_of_the_last_shrinks(browser,
     page.scored(WORDS)
     page.click("#twice")
     page.until(lambda: page.told("#twice") == "Let it forget")
+    time.sleep(0.6)  # longer than a double click
     page.click("#twice")
     page.scored("Other words of another text.")
     time.sleep(2)  # longer than the window shrinks and is scored
@@ -104,7 +108,7 @@ def test_the_window_is_drawn_on_the_text_and_played(page):
     seen, guessed, unseen = data
     assert seen and guessed and unseen and seen[-1] < guessed[0]
     assert len(seen) + len(guessed) + len(unseen) == len(page.all("#mirror [data-n]"))
-    for name, pieces in (("seen", seen), ("guessed", guessed)):
+    for name, pieces in (("seen", seen + guessed), ("guessed", guessed)):
         parts = [page.script(BOX, part) for part in page.all(f".band .{name}")]
         ends = [page.script(BOX, page.one(f"#mirror [data-n='{pieces[n]}']")) for n in (0, -1)]
         assert parts[0][0] == pytest.approx(ends[0][0], abs=2) and parts[0][1] <= ends[0][1]

@@ -40,8 +40,8 @@ def test_a_line_has_error_bars_only_where_it_has_intervals():
     assert steps == pytest.approx([steps[0]] * 4, abs=0.1)  # logarithmic
 
 
-def test_a_line_chart_shows_its_base():
-    points = [Point(1, 5.0, "1", "a", None), Point(2, 6.0, "2", "b", None)]
+def test_a_line_chart_shows_the_base_of_its_intervals():
+    points = [Point(1, 5.0, "1", "a", None), Point(2, 6.0, "2", "b", [5.5, 6.5])]
     chart = line_chart(points, "x", "y", base=0)
     [level] = regex.findall(r'<path class="ps-base" d="M0 ([\d.]+)h', chart)
     lowest = max(float(top) for top in regex.findall(r'ps-mark"[^>]*top:([\d.]+)%', chart))

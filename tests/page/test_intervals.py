@@ -57,4 +57,4 @@ def test_memory(service, parts, shown):
         assert math.isfinite(ratio["ratio"]) and (ratio["interval"] is not None) == shown
     assert any(conclusions(list(memory.by_context))) == shown
     interval = memory.by_context[0]["ratio_to_longest"]["interval"]  # of fewer parts than the text
-    assert ("too short to tell" in memory_view(memory)) == (interval is None)
+    assert ("too short for an interval" in memory_view(memory)) == (interval is None)
