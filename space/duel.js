@@ -119,7 +119,9 @@ function startDuel(number, beat, known = "whole") {
   const round = rounds[number - 1], gaps = known === "whole" ? round.gaps : round.more;
   const name = `${number}-${known}`;
   const duel = { number, beat, known, round, gaps, name, bets: readBets(name) };
-  return duel.bets.length < GAPS ? playGap(duel) : showResult(duel);
+  if (duel.bets.length < GAPS) return playGap(duel);
+  const isOwn = scoreDuel(duel).you === beat; // a link that was sent from here
+  return showResult(isOwn ? { ...duel, beat: null } : duel);
 }
 
 function introduce(number, beat, isBack = false) {

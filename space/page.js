@@ -180,7 +180,9 @@ function tellWorst(worst) {
   const word = make("button", `word b${colour(worst.bits).slice(1)}`, worst.word);
   word.type = "button";
   word.addEventListener("click", () => editor.reveal(worst.piece));
-  told.append("Biggest surprise: ", word, `, ${worst.odds}.`);
+  const whole = make("span", "whole"); // with its comma
+  whole.append(word, ",");
+  told.append("Biggest surprise: ", whole, ` ${worst.odds}.`);
   if (worst.expected) told.append(" As the next word it expected ", make("b", "", quoted(worst.expected)), ".");
 }
 
@@ -235,6 +237,7 @@ function halfOf(text) {
 /* The perplexities of the first time and of the second; null where a text is not said twice. */
 function halvesOf({ text }) {
   const { pieces, segments, bits, before } = text, half = halfOf(pieces.text.slice(before));
+  if (!half || !text.averaged) return null;
   const own = [[], []];
   let at = -before;
   pieces.lengths.forEach((length, n) => {
@@ -242,7 +245,7 @@ function halvesOf({ text }) {
     if (segments[n]) own[at > half + 1 ? 1 : 0].push(...bits.slice(segments[n][0], segments[n][1] + 1));
   });
   const scored = own.map((part) => part.filter((value) => value !== null));
-  if (!half || !text.averaged || scored.some((part) => !part.length)) return null;
+  if (scored.some((part) => !part.length)) return null;
   return scored.map((part) => 2 ** (part.reduce((a, b) => a + b) / part.length));
 }
 
