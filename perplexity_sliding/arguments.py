@@ -14,7 +14,7 @@ import re
 import textwrap
 import unicodedata
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import product
@@ -468,8 +468,8 @@ def check_names(arguments: Iterable[str]) -> None:
         raise TypeError(f"compute() got an unexpected keyword argument {name!r}. {hint}")
 
 
-def read_once(value: object) -> object:
-    return list(value) if isinstance(value, Iterator) else value
+def read_once(value: Any) -> object:
+    return list(value) if hasattr(type(value), "__next__") else value
 
 
 def check_texts(texts: Iterable[str], name: str = "predictions") -> list[str]:

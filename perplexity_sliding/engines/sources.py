@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any
 
@@ -251,7 +251,7 @@ def in_use_together(models: Sequence[ScoredModel]) -> Iterator[None]:
 
 
 def smallest_limit(models: Sequence[ScoredModel]) -> ContextLimit:
-    fields = zip(*(astuple(model.limit) for model in models))
+    fields = zip(*(vars(model.limit).values() for model in models))
     return ContextLimit(*(min(filter(None, limits), default=None) for limits in fields))
 
 

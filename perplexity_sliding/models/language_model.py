@@ -4,6 +4,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -46,12 +47,10 @@ from .logits import (
 )
 from .module import (
     evaluating,
+    find_inputs,
     forget_lengths,
     grows_frequencies,
-    input_device,
-    input_embeddings,
     modules_of,
-    num_embeddings,
     number_format,
     run_module,
 )
@@ -86,14 +85,12 @@ class LanguageModel(ScoredModel):
 
     def __post_init__(self) -> None:
         self.limit = context_limit(self.model, self.tokenizer)
-        self.device = input_device(self.model)
-        self.num_embeddings = num_embeddings(self.model)
+        reader, self.device, self.num_embeddings = find_inputs(self.model)
         self._modules = modules_of(self.model)
         growing = self._modules if grows_frequencies(self.model) else ()
         self._growing = [module for module in growing if hasattr(module, "original_max_seq_len")]
         # Models with the same embeddings, such as two heads on one body, share a lock.
-        embeddings = input_embeddings(self.model)
-        self.lock = shared_lock(self.model if embeddings is None else embeddings)
+        self.lock = shared_lock(reader)
 
     @classmethod
     def open(
@@ -198,14 +195,14 @@ class LanguageModel(ScoredModel):
         known = _FINDINGS.setdefault(self.model, {})
         with self.as_scored():
             self._number_format = number_format(self.model, self._modules)
-            heads = list_heads(self.model, self._modules)
             # Hooks around the whole model do not run around its body.
             hooked = bool(self.model._forward_hooks or self.model._forward_pre_hooks)
             key = self.variant, self._number_format, self._attention, self.device, hooked
             if key not in known:
+                heads = list_heads(self.model, self._modules)
                 known[key] = check_model(self.model, heads, self.description, self.limit.length)
-        number, self.vocabulary_size, self.prefixes_agree, self.alone = known[key]
-        self.head = heads[number]
+            number, self.vocabulary_size, self.prefixes_agree, self.alone = known[key]
+            self.head = next(islice(list_heads(self.model, self._modules), number, None))
         self.by_blocks = self.head.by_blocks
 
     @torch.inference_mode()

@@ -5,7 +5,7 @@ rows, block by block.  Some parts have faster replacements with the same numbers
 Each such head is tested first; a model with which none agrees runs unchanged.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -16,9 +16,8 @@ from ..errors import Wording
 from .identity import probe_text
 from .interface import Batch, LogitBlocks, Prefix
 from .module import (
+    find_inputs,
     grows_frequencies,
-    input_device,
-    num_embeddings,
     precision,
     run_module,
     state_name,
@@ -66,7 +65,8 @@ class BodyThenHead:
             output = run_module(self.reader, batch.ids, **after_prefix(self.reader, prefix))
         hidden = output.last_hidden_state.flatten(0, 1)
         states = hidden[batch.scored.to(hidden.device)]  # (R, D)
-        for rows, labels in zip(states.split(block_rows), batch.targets.split(block_rows)):
+        for first in range(0, len(states), block_rows):
+            rows, labels = (of[first : first + block_rows] for of in (states, batch.targets))
             waiting = [type(output)(last_hidden_state=rows[None])]
             in_its_place = {self.reader: lambda *_, waiting=waiting, **__: waiting.pop()}
             with replaced_forwards({**self.faster, **in_its_place}):
@@ -101,19 +101,17 @@ class WholeForward:
 Head = BodyThenHead | WholeForward
 
 
-def list_heads(model: Any, modules: Sequence[torch.nn.Module]) -> list[Head]:
-    """List the possible heads of a model, the cheapest first; the last is the plain forward."""
-    bodies: list[Any] = [getattr(model, "base_model", None)]
-    if hasattr(model, "get_decoder"):
-        bodies.append(model.get_decoder())  # OPT's is in its base model
+def list_heads(model: Any, modules: Sequence[torch.nn.Module]) -> Iterator[Head]:
+    """Yield the possible heads of a model, the cheapest first; the last is the plain forward."""
     faster = faster_forwards(model, modules)
-    heads: list[Head] = [
-        BodyThenHead(model, body, forwards)
-        for body in dict.fromkeys(bodies)
-        if isinstance(body, torch.nn.Module) and body is not model
-        for forwards in (faster, {})
-    ]
-    return [*heads, WholeForward(model)]
+    tried: list[Any] = [model]
+    # OPT's decoder is in its base model.
+    for find in (lambda: getattr(model, "base_model", None), getattr(model, "get_decoder", list)):
+        body: Any = find()
+        if isinstance(body, torch.nn.Module) and body not in tried:
+            tried.append(body)
+            yield from (BodyThenHead(model, body, forwards) for forwards in (faster, {}))
+    yield WholeForward(model)
 
 
 def faster_forwards(
@@ -205,11 +203,12 @@ class Findings(NamedTuple):
 
 @torch.inference_mode()
 def check_model(
-    model: torch.nn.Module, heads: Sequence[Head], name: str, limit: int | None
+    model: torch.nn.Module, heads: Iterable[Head], name: str, limit: int | None
 ) -> Findings:
     """Check that later tokens do not change earlier logits, and find how a model can be read."""
-    size = num_embeddings(model) or 2
-    ids = torch.tensor(probe_text(size, limit, CHECK_LENGTH), device=input_device(model))
+    _, device, known_size = find_inputs(model)
+    size = known_size or 2
+    ids = torch.tensor(probe_text(size, limit, CHECK_LENGTH), device=device)
     half = len(ids) // 2
     other = torch.cat([ids[:half], (ids[half:] + 1 + size // 3) % size])
     together = plain_logits(model, torch.stack([ids, other]), name)  # (2, T, V)
@@ -222,7 +221,7 @@ def check_model(
             "is_decoder=True, or a part of it is random."
         )
     # Half of the text alone, by the cheapest head, shows three things at once where it agrees.
-    size, grows = expected.shape[-1], grows_frequencies(model)
+    heads, size, grows = list(heads), expected.shape[-1], grows_frequencies(model)
     number = find_head(heads, ids[None, :half], expected[:half], OTHER_SHAPE[dtype])
     if number is not None:
         return Findings(number, size, prefixes_agree=not grows, alone=False)

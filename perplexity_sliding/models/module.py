@@ -31,7 +31,8 @@ def modules_of(model: torch.nn.Module) -> list[torch.nn.Module]:
         module = waiting.pop()
         if module is not None and module not in found:
             found[module] = None
-            waiting.extend(reversed(module._modules.values()))
+            if module._modules:  # most have none
+                waiting.extend(reversed(module._modules.values()))
     return list(found)
 
 
@@ -44,28 +45,20 @@ def text_config(model: torch.nn.Module) -> PretrainedConfig | None:
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
-def input_embeddings(model: Any) -> torch.nn.Module | None:
+def find_inputs(model: Any) -> tuple[torch.nn.Module, torch.device, int | None]:
+    """Find the module that reads token ids, else the model, its device, and an upper bound of ids."""
     try:
-        return model.get_input_embeddings()
+        embeddings = model.get_input_embeddings()
     except (AttributeError, NotImplementedError):
-        return None
-
-
-def input_device(model: torch.nn.Module) -> torch.device:
-    embeddings = input_embeddings(model)
-    parameter = next((model if embeddings is None else embeddings).parameters(), None)
+        embeddings = None
+    reader = model if embeddings is None else embeddings
+    parameter: Any = next(reader.parameters(), None)
     # An offloaded model's weights are on "meta"; its hooks move the ids.
-    if parameter is None or parameter.device.type == "meta":
-        return torch.device("cpu")
-    return parameter.device
-
-
-def num_embeddings(model: torch.nn.Module) -> int | None:
-    """Return the size of the token embedding table, an upper bound of ids."""
-    embeddings: Any = input_embeddings(model)
+    offloaded = parameter is None or parameter.device.type == "meta"
+    device = torch.device("cpu") if offloaded else parameter.device
     if hasattr(embeddings, "num_embeddings"):
-        return embeddings.num_embeddings
-    return getattr(text_config(model), "vocab_size", None)
+        return reader, device, embeddings.num_embeddings
+    return reader, device, getattr(text_config(model), "vocab_size", None)
 
 
 def position_table(model: torch.nn.Module) -> int | None:

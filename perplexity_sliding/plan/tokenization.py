@@ -116,8 +116,8 @@ def prepends_start_token(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 def start_token_id(tokenizer: PreTrainedTokenizerBase, kind: str) -> int | None:
     """Return the id of the start token: "bos", "eos", or "bos or eos"; None if there is none."""
-    ids = {"bos": tokenizer.bos_token_id, "eos": tokenizer.eos_token_id}
-    return next((ids[role] for role in kind.split(" or ") if ids[role] is not None), None)
+    ids = (getattr(tokenizer, f"{role}_token_id") for role in kind.split(" or "))
+    return next((number for number in ids if number is not None), None)
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:

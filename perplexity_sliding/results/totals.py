@@ -141,26 +141,26 @@ class Totals:
     ) -> "Totals":
         windows = [window for text in texts for window in text.window_nlls]
         sizes = np.array([len(window) for window in windows])
-        windows_per_text = [len(text.window_nlls) for text in texts]
-        text_of_token = np.repeat(np.repeat(np.arange(len(texts)), windows_per_text), sizes)
+        num_scored = [sum(map(len, text.window_nlls)) for text in texts]
+        text_of_token = np.repeat(np.arange(len(texts)), num_scored)
         nlls = np.concatenate(windows).astype(np.float64)
         firsts = np.concatenate([text.first_targets for text in texts])
         positions = np.arange(len(nlls)) + np.repeat(firsts - (np.cumsum(sizes) - sizes), sizes)
-        weights = np.ones_like(nlls)
-        if aggregation.average == "window means":
-            weights = np.repeat(1 / sizes, sizes)
-        elif aggregation.average == "guide weights":
-            of_windows = np.concatenate([text.guide_weights for text in texts])
-            weights = np.repeat(of_windows / sizes, sizes)
-        terms = np.multiply(nlls, weights, out=np.zeros_like(nlls), where=weights > 0)
-        num_scored = np.bincount(text_of_token, minlength=len(texts)).tolist()
+        ones = weights = np.ones_like(nlls)
+        terms = nlls
+        if aggregation.average in ("window means", "guide weights"):
+            of_windows = [1] * len(windows)
+            if aggregation.average == "guide weights":
+                of_windows = [weight for text in texts for weight in text.guide_weights]
+            weights = np.repeat(np.array(of_windows) / sizes, sizes)
+            terms = np.multiply(nlls, weights, out=np.zeros_like(nlls), where=weights > 0)
         num_bytes = [
             np.full(count, text.num_bytes / max(1, count))
             if text.token_bytes is None
             else text.token_bytes
             for text, count in zip(texts, num_scored)
         ]
-        columns = [np.ones_like(nlls), nlls, weights, terms, np.concatenate(num_bytes), nlls**2]
+        columns = [ones, nlls, weights, terms, np.concatenate(num_bytes), nlls**2]
         lengths = [text.stream_length for text in texts]
         blocks = Blocks.of(lengths, text_of_token, positions, columns)
         units = [
@@ -287,7 +287,7 @@ class Totals:
         estimate, clusters = self.estimate()
         is_known = estimate.interval is not None
         perplexities = self.perplexities()  # lists take room, which the estimate has given back
-        mean_perplexity = float(np.mean(perplexities))
+        mean_perplexity = float(np.array(perplexities).sum()) / len(perplexities)
         cap = self.aggregation.cap
         is_mean = self.aggregation.average == "texts"
         perplexity = mean_perplexity if is_mean else exp(estimate.value)

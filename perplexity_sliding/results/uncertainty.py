@@ -173,6 +173,8 @@ class Blocks:
         length, but of no less than `block_tokens` scored tokens: what these texts differ in from others
         is then not seen.
         """
+        if len(self.sums) == len(self.per_text):  # a block each, which nothing cuts
+            return self.per_text
         tokens = self.by_text()[:, 0]
         shares = tokens[tokens > 0] / tokens.sum()
         if len(shares) >= ENOUGH_TEXTS and degrees_of_freedom(shares) >= FEWEST_DEGREES:
@@ -219,7 +221,7 @@ class Blocks:
 
 
 def num_blocks(lengths: np.ndarray) -> np.ndarray:
-    most = np.clip(lengths // FEWEST_BLOCK_TOKENS, 1, MAX_BLOCKS)
+    most = np.minimum(np.maximum(lengths // FEWEST_BLOCK_TOKENS, 1), MAX_BLOCKS)
     return 2 ** np.log2(most).astype(np.int64)
 
 

@@ -27,10 +27,9 @@ from ..models.interface import ScoredModel
 from ..models.language_model import LanguageModel
 from ..models.logits import OTHER_SHAPE, UNSUPPORTED_ERRORS, differ, explain_failure
 from ..models.module import (
+    find_inputs,
     forward_parameters,
     grows_frequencies,
-    input_device,
-    num_embeddings,
     position_table,
     precision,
     run_module,
@@ -142,8 +141,8 @@ def open_carrier(model: ScoredModel) -> StateReader:
 def find_reader(model: torch.nn.Module) -> StateReader | None:
     """Find a reader whose chunks have the logits of a single forward pass, if there is one."""
     length = min(PROBE_LENGTH, position_table(model) or PROBE_LENGTH)
-    drawn = probe_text(num_embeddings(model) or length, None, 2 * length)
-    ids = torch.tensor(drawn, device=input_device(model)).view(2, length)
+    _, device, size = find_inputs(model)
+    ids = torch.tensor(probe_text(size or length, None, 2 * length), device=device).view(2, length)
     expected = run_module(model, ids).logits
     for single, alone in itertools.product((False, True), (False, True)):
         reader = StateReader(model, single, alone)
@@ -182,8 +181,9 @@ def why_not_carried(model: torch.nn.Module, reader: StateReader | None) -> str |
 def sees_distances_only(model: torch.nn.Module) -> bool:
     if "position_ids" not in forward_parameters(model):
         return getattr(model.config, "model_type", None) in ALIBI_MODELS
-    drawn = probe_text(num_embeddings(model) or PROBE_LENGTH, None, PROBE_LENGTH)
-    ids = torch.tensor([drawn], device=input_device(model))
+    _, device, size = find_inputs(model)
+    drawn = probe_text(size or PROBE_LENGTH, None, PROBE_LENGTH)
+    ids = torch.tensor([drawn], device=device)
     places = torch.arange(PROBE_LENGTH, device=ids.device)[None]
     plain = run_module(model, ids, position_ids=places).logits
     moved = run_module(model, ids, position_ids=places + PROBE_SHIFT).logits

@@ -110,7 +110,6 @@ class Scorer:
         if any(model.alone for model in models):
             self.batch_tokens = 1  # every pass is longer, and runs alone
 
-    @torch.inference_mode()
     def score(
         self,
         row_of: Callable[[int], Row],
@@ -134,7 +133,9 @@ class Scorer:
         prefixes, most = None, len(numbers)
         if shared:
             prefix = row_of(numbers[0]).inputs[None, :shared]
-            prefixes = [model.read_prefix(to_device(prefix, model.device)) for model in self.models]
+            with torch.inference_mode():
+                ids = [to_device(prefix, model.device) for model in self.models]
+                prefixes = [model.read_prefix(of_one) for model, of_one in zip(self.models, ids)]
             most = max(1, self.cache_memory // max(1, sum(prefix.num_bytes for prefix in prefixes)))
             rest = {number: lengths[number] - shared for number in numbers}
         groups: list[list[int]] = []
@@ -184,6 +185,7 @@ class Scorer:
             )
         yield from map(collect, launched)
 
+    @torch.inference_mode()
     def _launch(
         self, numbers: list[int], rows: list[Row], prefixes: Sequence[Prefix] | None
     ) -> Launched:
@@ -242,8 +244,9 @@ def same_rows(streams: Sequence[LogitBlocks], most_rows: int) -> Iterator[list[t
         count = min(most_rows, *(len(labels) for _, labels in waiting))
         yield [(logits[:count], labels[:count]) for logits, labels in waiting]
         for block, stream in zip(waiting, streams):
-            block[:] = [part[count:] for part in block]
-            if not len(block[1]):
+            if count < len(block[1]):
+                block[:] = [part[count:] for part in block]
+            else:
                 block.clear()  # frees the block before the next one is computed
                 block[:] = next(stream, ())
 

@@ -8,7 +8,7 @@ import gc
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
@@ -297,24 +297,30 @@ class Session:
                 return float(np.exp(nll_sum / num_scored)) if num_scored else math.nan
 
         finished = set(scores)
-        count(list(finished))
-        if done and (resumed := getattr(self.callback, "resumed", None)):
-            resumed(done, total)
+        if finished:
+            count(list(finished))
+            if resumed := getattr(self.callback, "resumed", None):
+                resumed(done, total)
         evaluate = sys.modules.get("evaluate")  # who has not imported it has not disabled its bars
         off = evaluate is not None and not evaluate.logging.is_progress_bar_enabled()
         off = off or bool(self.processes.rank) or self.callback is not None or not sys.stderr
         settings = {"total": total, "initial": done, "unit": "token", "desc": "Scoring"}
-        with tqdm(**settings, disable=off or None) as bar:  # None: off without a terminal
+        # A single pass has no progress; disable=None: off without a terminal.
+        bar: Any = None if off or len(share) < 2 else tqdm(**settings, disable=None)
+        with bar if bar is not None else nullcontext():
             for numbers, batch in score_passes(scorer, work, share, finished):
                 check_scores(work, numbers, batch)
                 scores.update(zip(numbers, batch))
-                before, perplexity = done, count(numbers)
                 if self.checkpoint is not None:
                     self.checkpoint.save(zip(map(work.named, numbers), batch))
-                bar.set_postfix(perplexity=f"{perplexity:.2f}", refresh=False)
-                bar.update(done - before)
+                if bar is None and self.callback is None:
+                    continue
+                before, perplexity = done, count(numbers)
                 if self.callback is not None:
                     self.callback(Progress(done, total, perplexity))
+                else:
+                    bar.set_postfix(perplexity=f"{perplexity:.2f}", refresh=False)
+                    bar.update(done - before)
 
 
 def score_passes(scorer: Any, work: Work, share: Sequence[int], finished: Set[int]) -> Scored:
