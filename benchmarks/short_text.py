@@ -20,12 +20,12 @@ from pathlib import Path
 
 import torch
 import transformers
-from measure import ratio
+from measure import ratio, time_in_turns
 from peers import guide_loop
 from workloads import SHAPES, make_model, make_text, make_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
-CALLS = 20  # to a measurement: a single one is too short to be timed
+CALLS, TURNS = 5, 4  # a single call is too short to be timed
 NUM_TOKENS, STRIDE = 50, 512
 MODELS = ("bundled model", "GPT-2, 12 layers of 128", "vocabulary of 128,256")
 ROWS = {  # what is divided by what
@@ -93,13 +93,17 @@ def five_words() -> dict[str, float]:
         ids = tokenizer(text, return_tensors="pt").input_ids
 
         def ours() -> None:
-            compute([text], model=model, tokenizer=tokenizer)  # noqa: B023
+            for _ in range(CALLS):
+                compute([text], model=model, tokenizer=tokenizer)  # noqa: B023
 
         @torch.inference_mode()
         def forward() -> None:
-            model(input_ids=ids, use_cache=False)  # noqa: B023
+            for _ in range(CALLS):
+                model(input_ids=ids, use_cache=False)  # noqa: B023
 
-        seconds |= {f"ours, {name}": timed(ours, CALLS), f"forward, {name}": timed(forward, CALLS)}
+        runs = {f"ours, {name}": ours, f"forward, {name}": forward}
+        _, *turns = zip(*time_in_turns(runs, 1 + TURNS).values())  # the first warms up
+        seconds |= zip(runs, map(sum, zip(*turns)))
     return seconds
 
 
@@ -137,13 +141,9 @@ def with_tokenizer(shape: str) -> tuple:
     return model, make_tokenizer(model.config.vocab_size)
 
 
-def timed(run: Callable[[], object], calls: int = 1) -> float:
-    """Return the processor time of calls in seconds; several are warmed up first."""
-    if calls > 1:
-        run()
+def timed(run: Callable[[], object]) -> float:
     began = time.process_time()
-    for _ in range(calls):
-        run()
+    run()
     return time.process_time() - began
 
 
