@@ -323,6 +323,14 @@ def test_other_errors_are_not_taken_for_it(metric, tokenizer, error, said):
 # ---- ranks and alternatives
 
 
+def test_nlls_are_the_same_to_the_bit_whatever_else_is_asked(metric, gpt2, tokenizer):
+    given = {"predictions": TEXTS, "model": gpt2, "tokenizer": tokenizer}
+    plain, asked = (
+        metric.compute(**given, return_token_scores=columns) for columns in (True, ["entropy"])
+    )
+    assert nlls(asked) == nlls(plain)
+
+
 def test_ranks_and_alternatives_are_those_of_the_logits(metric, gpt2, tokenizer):
     text, ids = TEXTS[0], IDS[0]
     result = metric.compute(

@@ -33,14 +33,21 @@ class Block:
 
     Log-likelihoods are taken in float32 whatever the model runs in: in bfloat16 they would come in
     steps.
+
+    Args:
+        only_nll: nothing but `nll` is asked of the block, which may overwrite its logits.
     """
 
-    def __init__(self, logits: torch.Tensor, targets: torch.Tensor) -> None:
+    def __init__(self, logits: torch.Tensor, targets: torch.Tensor, only_nll: bool = False) -> None:
         self.logits = logits.float()
         self.targets = targets
+        self.overwrites = only_nll and self.logits.is_contiguous()
 
     @cached_property
     def nll(self) -> torch.Tensor:
+        if self.overwrites:  # the same numbers, without as much memory again
+            log_probs = torch.log_softmax(self.logits, 1, out=self.logits)
+            return -log_probs.gather(1, self.targets[:, None])[:, 0]
         return torch.nn.functional.cross_entropy(self.logits, self.targets, reduction="none")
 
     @cached_property

@@ -30,7 +30,7 @@ from ..errors import Wording
 from ..models.interface import Batch, LogitBlocks, Prefix, ScoredModel
 from ..models.logits import explain_failure, is_out_of_memory
 from ..plan.measurement import Columns
-from .measures import Alternatives, Block, Measure
+from .measures import Alternatives, Block, Measure, NegativeLogLikelihood
 
 # Bytes of logits and their loss at a time, and of the copies of a shared prefix's cache.
 LOGITS_MEMORY = 2**29
@@ -96,6 +96,7 @@ class Scorer:
         self.device = models[0].device
         self.batch_tokens = batch_tokens
         self.padding = PADDING
+        self.only_nll = False
         self.cache_memory = LOGITS_MEMORY
         self.block_rows = self.loss_rows = count_rows(models)
         if self.device.type == "cpu":
@@ -103,6 +104,7 @@ class Scorer:
             self.batch_tokens = min(batch_tokens, CPU_BATCH_TOKENS)
             self.cache_memory = min(LOGITS_MEMORY, CPU_CACHE_BYTES)
             self.loss_rows = max(1, CPU_LOSS_BYTES // (models[0].vocabulary_size * 4))
+            self.only_nll = list(map(type, measures)) == [NegativeLogLikelihood]
             if all(model.by_blocks for model in models):
                 self.block_rows = min(self.block_rows, CPU_BLOCK_ROWS)
         if not all(model.prefixes_agree for model in models):
@@ -211,7 +213,10 @@ class Scorer:
         done = 0
         for parts in same_rows(streams, self.loss_rows):
             device = parts[0][0].device
-            blocks = [Block(logits.to(device), labels.to(device)) for logits, labels in parts]
+            blocks = [
+                Block(logits.to(device), labels.to(device), self.only_nll)
+                for logits, labels in parts
+            ]
             count = len(blocks[0].targets)
             for measure in self.measures:
                 for name, values in measure(blocks).items():
