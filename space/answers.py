@@ -29,11 +29,13 @@ from .service import Scored
 ENDLESS = 1e9  # JSON has no infinity
 CONFIDENCE = 0.975  # two-sided 95 %
 WORD = re.compile(r"[^\W\d_]{2,}(?:[’'][a-z]+)*")
+LETTERS = re.compile(r"[^\W\d_]+")
 ENGLISH = ("gate", "list", "news", "opening", "portrait", "rhyme", "story", "technical")  # samples
 LONGEST_WORD = 40  # characters before a piece that may begin its word
 FOREIGN = "It has read English only; this looks like another language."
-UNKNOWN = "Full of words that it has never met: it has read old novels only."
-UNEXPECTED = "Full of words that it did not expect."
+UNKNOWN = "Full of what it has never met: it has read old novels only."
+UNEXPECTED = "Words that it did not expect together."
+BROKEN = 2.5  # tokens of a word, on average, in a text of words that the model does not know
 FEWEST_KEYS = 40  # tokens of a text that may be called as surprising as random keys
 
 
@@ -49,7 +51,9 @@ def score_answer(scored: Scored, landmarks: Sequence[Landmark]) -> dict:
         is_placed = result["perplexity"] * math.exp(NEAR) > known
         said = FOREIGN if is_placed else f"{FOREIGN} So its number says little."
     elif KEYS in said and result["num_tokens"] < FEWEST_KEYS:
-        said = UNKNOWN if reads else UNEXPECTED
+        num_words = len(LETTERS.findall(scored.text))
+        is_broken = result["num_tokens"] > BROKEN * num_words
+        said = UNKNOWN if reads and is_broken else UNEXPECTED
     return {
         "perplexity": _finite(result["perplexity"]),
         "interval": interval and [_finite(end) for end in interval],
@@ -160,6 +164,7 @@ def worst_word(scored: Scored) -> dict | None:
         "piece": worst.piece,
         "bits": in_bits(worst.nll),
         "odds": odds(worst.nll),
+        "pieces": round(worst.nll / worst.nll_per_piece) if 0 < worst.nll < math.inf else 1,
         "expected": expected_instead(scored, worst.begin),
     }
 
@@ -167,8 +172,8 @@ def worst_word(scored: Scored) -> dict | None:
 def expected_instead(scored: Scored, piece: int) -> str | None:
     """Return the likeliest word in the place of the one that a piece begins.
 
-    A guess that goes on with the word before it, such as “These” after “The”, is none, nor is
-    punctuation; and the first whole word comes before what may be a part of one.
+    A guess that goes on with the word before it, such as “These” after “The”, is none, nor are
+    punctuation and what may be a part of a word.
     """
     segments, text = text_segments(scored)
     place = segments[piece]
@@ -180,7 +185,7 @@ def expected_instead(scored: Scored, piece: int) -> str | None:
         for guess, _ in tops or []
         if any(map(str.isalpha, guess)) and not (is_joined and guess[0].isalpha())
     ]
-    return next((word for word in words if not word.endswith("…")), next(iter(words), None))
+    return next((word for word in words if not word.endswith("…")), None)
 
 
 def recipe(scored: Scored) -> list[str]:

@@ -6,7 +6,7 @@ const NO_IDEA = 1 / OPTIONS;
 const DAY_MS = 86_400_000;
 const asPercent = (share) =>
   (share >= 0.995 ? "99" : share >= 0.01 ? (100 * share).toFixed(0) : "< 1") + " %";
-const asWord = (n) => ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"][n];
+const asWord = (n) => ["none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"][n];
 
 /* The bet on each option: each tap multiplies its odds. */
 function betOf(taps) {
@@ -134,13 +134,21 @@ function introduce(number, beat, isBack = false) {
   const friend = beat === null ? []
     : [paragraph("beat", `A friend sent you this, and won ${asWord(beat)} of ten.${begun}`)];
   const keys = matchMedia("(pointer: coarse)").matches ? "" : "Keys 1 to 6 tap, Enter goes on. ";
-  const tongue = language === "English" ? "" : ` It is ${language}, which the model never read.`;
+  const tongue = language === "English" ? "" : ` It never read ${language}.`;
   show("",
     make("p", "lead", "Ten words of a text are hidden. Who guesses them better, you or a language model?"), ...friend,
     make("p", "", "Tap the word that comes next; tap it again to bet more on it. Whoever bet more on the right one wins it, and a blind guess wins nothing."),
-    make("p", "quiet", `${titleOf(number)}.${tongue} ${keys}Your bets stay in this browser.`), begin);
+    make("p", "", `The model is tiny. It read old novels, but not ${titleOf(number)}.${tongue}`),
+    make("p", "quiet", `${keys}Your bets stay in this browser.`), begin);
   begin.focus({ preventScroll: true });
   return null;
+}
+
+/* What stands below the text, always as high: the text stays where it is. */
+function below(...parts) {
+  const made = make("div", "below");
+  made.append(...parts);
+  return made;
 }
 
 /* The running score, as both read it. */
@@ -167,7 +175,7 @@ function playGap(duel) {
   group.setAttribute("role", "group");
   group.setAttribute("aria-label", `Word ${number + 1} of ${GAPS}: ${lastWords(duel.round.text, gap.at, 12)}, blank`);
   group.append(...options);
-  show(`${number + 1} of ${GAPS}`, scoreLine(duel), text, group, most, reveal);
+  show(`${number + 1} of ${GAPS}`, scoreLine(duel), text, below(group, most), reveal);
   text.scrollTop = text.scrollHeight;
   group.focus({ preventScroll: true });
   group.scrollIntoView({ block: "nearest" });
@@ -222,7 +230,7 @@ function showWord(duel) {
   const rule = ` · The longer bar on the right word wins it; a blind guess, ${asPercent(NO_IDEA)}, wins nothing.`;
   const key = paragraph("quiet key", make("i", "you"), " you ", make("i", "its"), " the machine", number ? "" : rule);
   const text = textSoFar(duel, number, true);
-  show(`${number + 1} of ${GAPS}`, scoreLine(duel), text, verdict, table, key, next);
+  show(`${number + 1} of ${GAPS}`, scoreLine(duel), text, below(verdict, table, key), next);
   text.scrollTop = text.scrollHeight;
   next.focus({ preventScroll: true });
   verdict.scrollIntoView({ block: "nearest" });
@@ -279,18 +287,18 @@ function showResult(duel) {
   squares.append(line, make("p", "quiet", `The ten words of ${titleOf(number)}: ✓ yours, × the machine’s${neither}.`));
   const isOdd = (you - model) * (its - mine) < 0; // who won more words has the higher perplexity
   const odd = isOdd ? ` ${you > model ? "You" : "The machine"} won more words, but paid more for the others.` : "";
-  const explained = make("p", "", `Your perplexity was ${number2(mine)}, the machine’s ${number2(its)}: ` +
-    "as if each of you had chosen every time among so many equally likely words. " +
+  const lower = paragraph("score", "Perplexity: you ", make("b", "you", number2(mine)), " · the machine ", make("b", "its", number2(its)));
+  const explained = make("p", "", "As if each of you had chosen every time among so many equally likely words. " +
     `Lower is better; never betting on any of the six gives 6, and betting high on a wrong one costs most.${odd}`);
   const friend = beat === null ? [] : [paragraph("beat", `Your friend won ${asWord(beat)}: ${
-    you > beat ? "you did better." : you < beat ? "they did better." : "so did you."}`)];
+    you > beat ? "you did better." : you < beat ? "they did better." : "as you did."}`)];
   const more = round.more.length && known === "whole"
     ? [button("Ten more, with five words before each", () => startDuel(number, null, "five"))] : [];
   const another = button("Another text", () => introduce((number % rounds.length) + 1, null));
   const again = button("Play it again", () => { keepBets(duel.name, []); startDuel(number, beat, known); });
   const row = make("p", "row");
   row.append(...more, another, again);
-  show("", heading, ...friend, squares, sending(drawDuel(duel, result), message(duel, result), "duel.png"), explained, row);
+  show("", heading, ...friend, squares, sending(drawDuel(duel, result), message(duel, result), "duel.png"), lower, explained, row);
   heading.focus({ preventScroll: true });
 }
 const number2 = (value) => value.toFixed(2);

@@ -1,8 +1,8 @@
 /* The page: what was chosen, what is scored, and what is said about it. */
 const SETTINGS = ["model", "window", "stride", "start", "protocol"];
 const KEPT = "perplexity-sliding", TYPED_MS = 150, CHARACTERS_A_MS = 100, MILLION = 1e6;
-// An interval's upper end is so many times its lower one: of a vague number, of one that says nothing.
-const VAGUE = 2, EMPTY = 30;
+// An interval's upper end is so many times its lower one, of a clear number, a vague one, and an empty one.
+const CLEAR = 1.1, VAGUE = 2, EMPTY = 30;
 const TWICE_MS = 500; // in which a second press is one too many
 const COLOURS = {
   surprise: "surprise", rank: "rank of the guess", context: "tokens before it", window: "window",
@@ -148,12 +148,12 @@ function wordsOf(answer) {
   const { perplexity, interval, verdict, text } = answer, halves = halvesOf(answer);
   if (halves) return wordsOfHalves(halves);
   const wide = !text.averaged ? 1 : interval ? interval[1] / interval[0] : Infinity;
-  const figures = inFigures(perplexity, wide > EMPTY ? 1 : wide > VAGUE ? 2 : 0);
-  const [low, high] = (interval ?? []).map((end) => inFigures(end, wide > VAGUE ? 2 : 3));
+  const figures = inFigures(perplexity, wide > EMPTY ? 1 : wide > CLEAR ? 2 : 0);
+  const [low, high] = (interval ?? []).map((end) => inFigures(end, wide > CLEAR ? 2 : 3));
   return {
     about: wide > VAGUE && perplexity <= MILLION ? "about" : "",
     figures,
-    give: wide > EMPTY ? ": the text is too short to say more"
+    give: perplexity > MILLION ? "" : wide > EMPTY ? ": the text is too short to say more"
       : !interval ? "" : `, give or take: ${low === high ? low : `${low} to ${high}`}`,
     means: `As if it chose, each time, among ${figures} equally likely tokens (words or parts of words).`,
     verdict,
@@ -182,7 +182,8 @@ function tellWorst(worst) {
   word.addEventListener("click", () => editor.reveal(worst.piece));
   const whole = make("span", "whole"); // with its comma
   whole.append(word, ",");
-  told.append("Biggest surprise: ", whole, ` ${worst.odds}.`);
+  const parts = worst.pieces > 1 ? ` (its ${tokens(worst.pieces)} together)` : "";
+  told.append("Biggest surprise: ", whole, ` ${worst.odds}${parts}.`);
   if (worst.expected) told.append(" As the next word it expected ", make("b", "", quoted(worst.expected)), ".");
 }
 
@@ -260,7 +261,7 @@ function teach(answer) {
   }
   say(forgets
     ? `Its window, the frame, now holds only the last ${tokens(answer.settings.window)}: the first time has fallen out of it.`
-    : "The second time, it looks back at the first: that is context.");
+    : "The second time, it looks back at the first, which is still in its window: that is context.");
 }
 
 /* Another text has a window of its own again. */
@@ -355,16 +356,17 @@ sample.append(new Option("More texts", ""));
 for (const [path, name] of Object.entries(PAGE.samples)) sample.append(new Option(name, path));
 sample.append(new Option("A file of yours …", "file"), yours);
 yours.hidden = yours.disabled = true;
-sample.addEventListener("change", async () => {
-  const path = sample.value;
-  if (path === "file") {
-    file.click();
-    sample.value = "";
-  } else if (path) {
-    setText(path === "typed" ? typed : await (await fetch(`samples/${path}`)).text());
-    sample.value = path;
-  }
+sample.addEventListener("change", () => {
+  if (sample.value !== "file") return takeSample(sample.value);
+  file.click();
+  sample.value = "";
 });
+async function takeSample(path) {
+  if (!path) return;
+  setText(path === "typed" ? typed : await (await fetch(`samples/${path}`)).text());
+  sample.value = path;
+}
+byId("memory").addEventListener("click", ({ target }) => takeSample(target.dataset.sample));
 file.addEventListener("change", () => { if (file.files[0]) readFile(file.files[0]); file.value = ""; });
 for (const type of ["dragover", "drop"]) {
   stage.addEventListener(type, (event) => {

@@ -144,7 +144,7 @@ def test_handles_are_moved_by_keys_and_by_mouse(page, longest):
 )
 def test_a_question_shows_at_once_what_is_known_and_then_its_answer(page, name, said):
     page.scored(STORY * 12)
-    number = page.told("#perplexity")
+    number = page.exact
     page.click(f"#{name} > summary")
     assert number in page.told(f"#{name} .view")
     page.until(lambda: said in page.told(f"#{name} .view"))
@@ -166,4 +166,4 @@ def test_a_tool_is_scored_from_its_row_and_a_number_read_marks_rows(page):
     )
     assert "llama.cpp" in page.told(".ps-reading") and page.all(".ps-fits " + row)
     page.script("document.querySelector(arguments[0] + ' button').click()", row)
-    page.until(lambda: "protocol llama.cpp " in page.told("#recipe") and page.scored() == expected)
+    page.until(lambda: "protocol llama.cpp " in page.told("#recipe") and page.exact == expected)

@@ -1,7 +1,7 @@
 """The report in a real browser: pointing, keys, light and dark, paper, and texts that mean harm."""
 
 import pytest
-from visitor import PATIENCE, By, Keys, WebDriverWait
+from visitor import PATIENCE, By, Keys, WebDriverWait, as_phone
 
 from perplexity_sliding.cli import main as command_line
 
@@ -72,10 +72,5 @@ def test_it_follows_light_and_dark_and_is_light_and_whole_on_paper(report):
 
 
 def test_a_phone_shows_all_of_its_width(report):
-    size = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
-    report.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    try:
-        wide = report.execute_script("return document.documentElement.scrollWidth")
-        assert wide <= 390
-    finally:
-        report.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    with as_phone(report):
+        assert report.execute_script("return document.documentElement.scrollWidth") <= 390

@@ -165,6 +165,12 @@ class Page:
         return self.told("#perplexity")
 
     @property
+    def exact(self):
+        """The number with four digits, as researchers see it."""
+        self.scored()
+        return self.told("#numbers dd")
+
+    @property
     def text(self):
         return self.one("#text").get_property("value")
 
