@@ -66,6 +66,7 @@ def score_answer(scored: Scored, landmarks: Sequence[Landmark]) -> dict:
             "window": settings.window,
             "stride": settings.stride,
             "longest": scored.loaded.window,
+            "vocabulary": len(scored.loaded.tokenizer),
         },
         "recipe": " · ".join(recipe(scored)),
         "numbers": numbers(scored),

@@ -178,7 +178,7 @@ function playGap(duel) {
   show(`${number + 1} of ${GAPS}`, scoreLine(duel), text, below(group, most), reveal);
   text.scrollTop = text.scrollHeight;
   group.focus({ preventScroll: true });
-  group.scrollIntoView({ block: "nearest" });
+  text.scrollIntoView({ block: "nearest" });
   update();
 
   function tap(n) {
@@ -287,7 +287,7 @@ function showResult(duel) {
   squares.append(line, make("p", "quiet", `The ten words of ${titleOf(number)}: ✓ yours, × the machine’s${neither}.`));
   const isOdd = (you - model) * (its - mine) < 0; // who won more words has the higher perplexity
   const odd = isOdd ? ` ${you > model ? "You" : "The machine"} won more words, but paid more for the others.` : "";
-  const lower = paragraph("score", "Perplexity: you ", make("b", "you", number2(mine)), " · the machine ", make("b", "its", number2(its)));
+  const lower = paragraph("score", "Perplexity: you ", make("b", "you", number2(mine)), " · the\u00a0machine\u00a0", make("b", "its", number2(its)));
   const explained = make("p", "", "As if each of you had chosen every time among so many equally likely words. " +
     `Lower is better; never betting on any of the six gives 6, and betting high on a wrong one costs most.${odd}`);
   const friend = beat === null ? [] : [paragraph("beat", `Your friend won ${asWord(beat)}: ${

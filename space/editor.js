@@ -64,6 +64,7 @@ class Editor {
   /* Show a result: `data` as `text_data` in answers.py has it. */
   show(data, settings) {
     this.stop();
+    const from = this.isShowingWindow ? this.span()[0] : 0; // it stays where it was
     Object.assign(this, { data, settings, preview: null });
     this.segments = data.segments;
     const length = data.bits.length;
@@ -75,7 +76,8 @@ class Editor {
     });
     this.segments.forEach((range, n) => range && this.pieceOf.fill(n, range[0], range[1] + 1));
     this.tell = teller(data, this.windowOf);
-    this.now = Math.min(this.now ?? 0, data.windows.length - 1);
+    const next = data.windows.findIndex(([begin]) => begin >= from);
+    this.now = next < 0 ? data.windows.length - 1 : next;
     this.lay();
   }
 
@@ -302,14 +304,16 @@ class Editor {
   foresee(name, value) {
     const [from, , , start] = this.span(), { starts, windows, bits } = this.data;
     const window = name === "window" ? value : this.settings.window;
-    const stride = Math.min(window, name === "stride" ? value : (this.settings.stride ?? window));
+    const isHalf = this.settings.stride === Math.floor(this.settings.window / 2); // as it is unless one is chosen
+    const kept = isHalf ? Math.max(1, Math.floor(window / 2)) : (this.settings.stride ?? window);
+    const stride = Math.min(window, name === "stride" ? value : kept);
     const reach = window - Number(starts) + Number(!starts && stride === window) - this.startPlace();
     const end = Math.min(bits.length, from + reach);
     const fresh = this.now === 0 ? windows[0][1] : Math.max(from, end - stride);
     this.preview = Object.assign([from, Math.min(fresh, end), end, start], { window, stride });
     this.laid.restyleAll();
     this.place();
-    say(`A window of ${tokens(window)}, and a stride of ${fmt(stride)}.`);
+    say(`A ${name} of ${tokens(value)}.`);
   }
 
   makeHandle(name) {

@@ -34,6 +34,7 @@ function changed() {
   isAsked = true;
   keep();
   byId("answer").classList.add("old");
+  byId("open-share").disabled = true; // until the number is of this text
   clearTimeout(waiting);
   waiting = setTimeout(score, TYPED_MS + area.value.length / CHARACTERS_A_MS);
 }
@@ -123,6 +124,7 @@ function showScore(answer) {
   result = answer;
   forgets = Boolean(halvesOf(answer)) && state.window !== null && answer.text.windows.length > 1;
   byId("answer").className = "";
+  byId("open-share").disabled = false;
   editor.show(answer.text, answer.settings);
   byId("play").hidden = answer.text.windows.length < 2 || !answer.text.slides || Boolean(halvesOf(answer));
   const { about, figures, give, means, verdict } = wordsOf(answer);
@@ -145,7 +147,7 @@ const inFigures = (value, digits) =>
 /* What is said of a score: its number, with as many figures as it deserves, the ends between which it
    lies, what it means, and where it stands; of a text that is said twice, the number of either time. */
 function wordsOf(answer) {
-  const { perplexity, interval, verdict, text } = answer, halves = halvesOf(answer);
+  const { perplexity, interval, verdict, text, settings: { vocabulary } } = answer, halves = halvesOf(answer);
   if (halves) return wordsOfHalves(halves);
   const wide = !text.averaged ? 1 : interval ? interval[1] / interval[0] : Infinity;
   const figures = inFigures(perplexity, wide > EMPTY ? 1 : wide > CLEAR ? 2 : 0);
@@ -155,21 +157,24 @@ function wordsOf(answer) {
     figures,
     give: perplexity > MILLION ? "" : wide > EMPTY ? ": the text is too short to say more"
       : !interval ? "" : `, give or take: ${low === high ? low : `${low} to ${high}`}`,
-    means: `As if it chose, each time, among ${figures} equally likely tokens (words or parts of words).`,
+    means: perplexity > vocabulary
+      ? `Worse than a blind choice among the ${tokens(vocabulary)} (words or parts of words) that it knows.`
+      : `As if it chose, each time, among ${figures} equally likely tokens (words or parts of words).`,
     verdict,
   };
 }
 
 function wordsOfHalves(halves) {
   const [first, second] = halves.map((value) => inFigures(value, 2));
-  const isKnown = Math.log(halves[1]) < 0.5 * Math.log(halves[0]);
+  const left = Math.log(halves[1]) / Math.log(halves[0]); // of the surprise
   return {
     about: "",
     figures: `${first} → ${second}`,
     give: ": the first time → the second",
     means: `As if it chose among ${first} equally likely tokens, and the second time among ${second}.`,
-    verdict: isKnown ? "The second time is no surprise."
-      : forgets ? "It has forgotten the first time." : "It hardly remembers the first time.",
+    verdict: left < 0.5 ? "The second time is no surprise."
+      : !forgets ? "It hardly remembers the first time."
+      : left > 0.8 ? "It has forgotten the first time." : "It has forgotten all but what its window repeats.",
   };
 }
 
@@ -236,9 +241,9 @@ function halfOf(text) {
 }
 
 /* The perplexities of the first time and of the second; null where a text is not said twice. */
-function halvesOf({ text }) {
+function halvesOf({ text, settings }) {
   const { pieces, segments, bits, before } = text, half = halfOf(pieces.text.slice(before));
-  if (!half || !text.averaged) return null;
+  if (!half || !text.averaged || bits.length > settings.longest) return null;
   const own = [[], []];
   let at = -before;
   pieces.lengths.forEach((length, n) => {
@@ -260,7 +265,7 @@ function teach(answer) {
     editor.step(answer.text.windows.length - 1);
   }
   say(forgets
-    ? `Its window, the frame, now holds only the last ${tokens(answer.settings.window)}: the first time has fallen out of it.`
+    ? `Its window, the frame, now holds only ${tokens(answer.settings.window)}: the first time has fallen out of it.`
     : "The second time, it looks back at the first, which is still in its window: that is context.");
 }
 
@@ -286,7 +291,7 @@ twice.addEventListener("click", ({ timeStamp }) => {
   const isSecond = timeStamp - pressedAt < TWICE_MS; // of a double click
   pressedAt = timeStamp;
   if (isSecond) return null;
-  if (!halfOf(area.value)) return sayTwice();
+  if (editor.isOwn() ? !halvesOf(result) : !halfOf(area.value)) return sayTwice();
   return forgets ? remember() : forget();
 });
 
@@ -412,12 +417,16 @@ class Question {
     if (!this.fold.open || key === this.key || !asked.text.trim()) return;
     this.key = null;
     this.shown.classList.add("old");
-    if (!this.shown.firstChild) this.shown.append(make("p", "", this.known()));
+    if (this.text !== asked.text) this.shown.replaceChildren(make("p", "", this.known()));
+    this.text = asked.text;
     const answer = await this.line.ask(asked);
     if (!answer) return;
     this.key = key;
     this.shown.classList.remove("old");
     this.shown.innerHTML = answer.html;
+    for (const table of this.shown.querySelectorAll(".ps-table")) {
+      if (table.scrollWidth > table.clientWidth) table.tabIndex = 0; // the arrow keys scroll it
+    }
     for (const view of this.shown.querySelectorAll("[data-view]")) {
       revive(view);
       compareView(view, JSON.parse(view.dataset.payload));
@@ -606,6 +615,7 @@ async function begin() {
   wear();
   showScore(PAGE.opening);
   if (await arrive()) {
+    byId("answer").className = "awaited"; // the number that came with the page is of another text
     editor.lay();
     isAsked = true;
     await score();

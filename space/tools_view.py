@@ -97,6 +97,7 @@ def _values(result: dict) -> str:
     """Write every average of a result that a paper may print, by name."""
     values = {name: result[name] for name in AVERAGES if result.get(name) is not None}
     values["nats_per_token"] = math.log(values["perplexity"])
+    values["bits_per_token"] = values["nats_per_token"] / math.log(2)
     finite = {name: value for name, value in values.items() if math.isfinite(value)}
     return escape(json.dumps(finite))
 

@@ -58,7 +58,7 @@ def test_said_twice_forgotten_and_remembered(browser, url, press, metric, bundle
     page.until(lambda: page.told("#twice") == "Let it remember")
     short = {"max_length": count, "stride": max(1, count // 16)}
     forgotten, _ = perplexities_by_half(metric, bundled, both, **short)
-    assert f"now holds only the last {count} tokens" in page.told("#says")
+    assert f"now holds only {count} tokens" in page.told("#says")
     assert page.told("#perplexity") == two_figures(forgotten)
     assert page.all("#mirror .unseen"), "the first time is outside the window"
     shown = [page.told(part) for part in ("#perplexity", "#verdict", "#says", "#twice")]
