@@ -31,7 +31,7 @@ from space.page import launch_options  # noqa: E402
 PICTURE, FILM = ROOT / "docs" / "screenshot.png", ROOT / "docs" / "window.gif"
 PREVIEW = ROOT / "space" / "preview.png"
 SIZES = {"desk": (1280, 800), "phone": (390, 844)}
-PREVIEW_SIZE, PREVIEW_SCALE = (960, 504), 1.25  # the preview has 1200 × 630 pixels
+PREVIEW_SIZE, PREVIEW_SCALE = (1000, 525), 1.2  # the preview has 1200 × 630 pixels
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars")
 COLOURS, FILM_COLOURS = 128, 64
 FRAME, FRAMES = 0.9, 8  # seconds, as a step of Play takes
