@@ -68,7 +68,8 @@ async function loadRounds() {
   if (!answer.ok) throw new Error(`${answer.status}`);
   rounds = await answer.json();
 }
-const titleOf = (number) => `“${rounds[number - 1].title.replace(/ \(\d+\)$/, "")}”`; // without the number of its part
+// “A title, 1891 (2)” without the number of its part.
+const titleOf = (number) => rounds[number - 1].title.replace(/^(.*), (\d+).*$/, "“$1” ($2)");
 const todays = () => Math.floor(Date.now() / DAY_MS) % rounds.length;
 
 /* The link of a duel has the number of its text, and how many words its sender won. */
@@ -162,7 +163,7 @@ function scoreLine(duel) {
 function playGap(duel) {
   const number = duel.bets.length, gap = duel.gaps[number];
   const taps = Array(OPTIONS).fill(0), group = make("div", "options");
-  const most = make("p", "quiet most");
+  const shownAt = performance.now(), most = make("p", "quiet most");
   most.setAttribute("role", "status");
   const reveal = button("No idea: show it", () => placeBet(), "main go");
   const options = gap.options.map((word, n) => {
@@ -195,6 +196,8 @@ function playGap(duel) {
     reveal.textContent = taps.some(Boolean) ? "Show the word" : "No idea: show it";
   }
   function placeBet() {
+    // The second press of two on the button before is no answer.
+    if (!taps.some(Boolean) && performance.now() - shownAt < TWICE_MS) return;
     duel.bets.push(taps.join(""));
     keepBets(duel.name, duel.bets);
     showWord(duel);
@@ -290,8 +293,8 @@ function showResult(duel) {
   const lower = paragraph("score", "Perplexity: you ", make("b", "you", number2(mine)), " · the\u00a0machine\u00a0", make("b", "its", number2(its)));
   const explained = make("p", "", "As if each of you had chosen every time among so many equally likely words. " +
     `Lower is better; never betting on any of the six gives 6, and betting high on a wrong one costs most.${odd}`);
-  const friend = beat === null ? [] : [paragraph("beat", `Your friend won ${asWord(beat)}: ${
-    you > beat ? "you did better." : you < beat ? "they did better." : "as you did."}`)];
+  const friend = beat === null ? [] : [paragraph("beat", `Your friend won ${asWord(beat)}, ${
+    you > beat ? "fewer than you." : you < beat ? "more than you." : "as many as you."}`)];
   const more = round.more.length && known === "whole"
     ? [button("Ten more, with five words before each", () => startDuel(number, null, "five"))] : [];
   const another = button("Another text", () => introduce((number % rounds.length) + 1, null));

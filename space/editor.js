@@ -246,6 +246,7 @@ class Editor {
       handle.hidden = rect.bottom < box.top + 4 || rect.top > box.bottom - 4;
       handle.style.transform = `translate(${rect.right - box.left}px, ${rect.top - box.top}px)`;
       handle.style.height = `${rect.height}px`;
+      handle.classList.toggle("turned", rect.right - box.left < 90); // else the edge cuts its name
     };
     const [from, fresh, end] = this.span();
     const step = this.preview?.stride ?? stride;

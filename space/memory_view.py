@@ -21,12 +21,16 @@ def memory_view(memory: Memory) -> str:
         )
     remark = f'<p class="ps-note">{escape(memory.remark)}</p>' if memory.remark else ""
     strides = setting_curve(memory.strides) if len(memory.strides) > 1 else ""
+    overlap = (
+        '<p class="ps-note">Windows overlap more here than for the number above, so that tokens have most '
+        "of that memory: it is another number.</p>"
+    )
     more = (
         "<h3>And windows that overlap more?</h3><p>Where one window ends, the next begins with little "
         "memory. A smaller stride gives every token more of it, and reads the text more often.</p>"
     )
     return (
-        f'<div class="ps-view">{_headline(memory)}{context_curve(memory.by_context)}'
+        f'<div class="ps-view">{_headline(memory)}{context_curve(memory.by_context)}{overlap}'
         f"{more + strides if strides else ''}{remark}</div>"
     )
 

@@ -5,7 +5,10 @@ const KEPT = "perplexity-sliding", TYPED_MS = 150, CHARACTERS_A_MS = 100, MILLIO
 const CLEAR = 1.1, VAGUE = 2, EMPTY = 30;
 const TWICE_MS = 500; // in which a second press is one too many
 const COLOURS = {
-  surprise: "surprise", rank: "rank of the guess", context: "tokens before it", window: "window",
+  surprise: ["surprise", "Strong colours are big surprises."],
+  rank: ["rank of the guess", "Strong colours are words far down in the list of its guesses."],
+  context: ["tokens before it", "The darker the blue, the more tokens it saw before the word."],
+  window: ["window", "Words of one colour are guessed in one window; then the next colour begins."],
 };
 const state = { model: PAGE.models[0], window: null, stride: null, start: null, protocol: null, context: "" };
 let result = PAGE.opening; // the last score
@@ -47,6 +50,7 @@ async function score() {
     byId("busy").textContent = byId("verdict").textContent =
       "No text is there: write or paste one, or try another.";
     byId("answer").className = "none";
+    followAddress();
     return null;
   }
   const answer = await line.ask(asked);
@@ -150,7 +154,7 @@ function wordsOf(answer) {
   const { perplexity, interval, verdict, text, settings: { vocabulary } } = answer, halves = halvesOf(answer);
   if (halves) return wordsOfHalves(halves);
   const wide = !text.averaged ? 1 : interval ? interval[1] / interval[0] : Infinity;
-  const figures = inFigures(perplexity, wide > EMPTY ? 1 : wide > CLEAR ? 2 : 0);
+  const figures = inFigures(perplexity, wide > CLEAR ? 2 : 0);
   const [low, high] = (interval ?? []).map((end) => inFigures(end, wide > CLEAR ? 2 : 3));
   return {
     about: wide > VAGUE && perplexity <= MILLION ? "about" : "",
@@ -464,7 +468,9 @@ function markRead(field) {
   const halfDigit = 0.5 / 10 ** (written.split(".")[1] ?? "").length;
   const values = [...view.querySelectorAll("[data-values]")].flatMap((tool) =>
     Object.entries(JSON.parse(tool.dataset.values)).map(([name, value]) => ({ tool, name, value })));
-  const fits = values.filter(({ value }) => isNumber && read - halfDigit <= value && value < read + halfDigit);
+  const isSame = (a, b) => a.tool === b.tool && a.value.toFixed(4) === b.value.toFixed(4);
+  const fits = values.filter((one, n) => isNumber && read - halfDigit <= one.value && one.value < read + halfDigit
+    && values.findIndex((other) => isSame(one, other)) === n);
   for (const row of view.querySelectorAll(".ps-group")) {
     row.classList.toggle("ps-fits", fits.some(({ tool }) => row.contains(tool)));
   }
@@ -486,8 +492,11 @@ document.addEventListener("input", ({ target }) => {
 for (const name of PAGE.models) byId("known-models").append(new Option(name));
 for (const name of Object.keys(PAGE.protocols)) byId("protocol").append(new Option(name));
 for (const name of PAGE.starts) byId("start").append(new Option(name));
-for (const [name, words] of Object.entries(COLOURS)) byId("colours").append(new Option(words, name));
-byId("colours").addEventListener("change", ({ target }) => editor.recolour(target.value));
+for (const [name, [words]] of Object.entries(COLOURS)) byId("colours").append(new Option(words, name));
+byId("colours").addEventListener("change", ({ target }) => {
+  editor.recolour(target.value);
+  say(COLOURS[target.value][1]);
+});
 for (const name of SETTINGS) {
   byId(name).addEventListener("change", ({ target }) => {
     const value = target.value.trim();
@@ -525,8 +534,9 @@ function showLab({ settings, recipe, numbers, notes }) {
   byId("stride").disabled = !known.stride;
   asking = null;
   for (const name of SETTINGS) {
-    if (document.activeElement !== byId(name)) byId(name).value = values[name] ?? "";
-    if (byId(name).validity.valid) markWrong(byId(name), "");
+    const field = byId(name), isTyped = document.activeElement === field && field.value !== field.dataset.shown;
+    if (!isTyped) field.value = field.dataset.shown = values[name] ?? "";
+    if (field.validity.valid) markWrong(field, "");
   }
   byId("idea").textContent = known.idea;
   byId("recipe").textContent = recipe;
@@ -593,9 +603,9 @@ async function arrive() {
     say("The text in the link is broken. Copy the whole link.");
   }
   byId("context").value = state.context;
-  if (text) area.value = text;
+  area.value = text ?? area.value;
   if (text && text !== kept.text) say(`Somebody sent you this text. ${HINT}`);
-  return Boolean(text) || SETTINGS.some((name) => query.get(name));
+  return (text ?? null) !== null || SETTINGS.some((name) => query.get(name));
 }
 addEventListener("hashchange", () => location.reload());
 
@@ -616,6 +626,9 @@ async function begin() {
   showScore(PAGE.opening);
   if (await arrive()) {
     byId("answer").className = "awaited"; // the number that came with the page is of another text
+    byId("numbers").replaceChildren();
+    byId("recipe").textContent = "";
+    for (const name of SETTINGS) byId(name).value = state[name] ?? byId(name).value;
     editor.lay();
     isAsked = true;
     await score();

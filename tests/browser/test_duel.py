@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 
 import numpy as np
 import pytest
@@ -71,6 +72,13 @@ def go_on(page):
     page.until(lambda: page.keys(Keys.ENTER) or not page.all(".bars"))
 
 
+def bet(page, place_bet, number):
+    if not any(taps_of(number)):
+        time.sleep(0.6)  # else it is the second press of the one before
+    place_bet(page, taps_of(number))
+    page.until(lambda: page.all(".bars"))
+
+
 def play(page, place_bet, begin=0):
     """Play to the end."""
     for number in range(begin, GAPS):
@@ -79,8 +87,7 @@ def play(page, place_bet, begin=0):
                 page.all(".options") and f"{number + 1} of 10" in page.told(".count")
             )
         )
-        place_bet(page, taps_of(number))
-        page.until(lambda: page.all(".bars"))
+        bet(page, place_bet, number)
         go_on(page)
     page.until(lambda: page.all(".squares"))
 
@@ -114,8 +121,7 @@ def test_to_the_end_by_keyboard_with_a_reload_in_the_middle_and_five_words(opene
                 page.all(".options") and f"{number + 1} of 10" in page.told(".count")
             )
         )
-        by_keyboard(page, taps_of(number))
-        page.until(lambda: page.all(".bars"))
+        bet(page, by_keyboard, number)
         go_on(page)
     page.until(lambda: "5 of 10" in page.told(".count"))
     shown = page.told(".passage")
@@ -143,6 +149,8 @@ def test_bars_show_both_bets_and_the_longer_one_wins(opened):
     page.until(lambda: page.all("#duel .main"))
     page.keys(Keys.ENTER)
     page.until(lambda: page.all(".options"))
+    page.click(".go")
+    assert page.all(".options"), "the second press of two is no answer"
     before = page.script(BOX, page.one("#duel")), page.script(BOX, page.one(".go"))
     by_mouse(page, taps_of(0))
     after = page.script(BOX, page.one("#duel")), page.script(BOX, page.one(".go"))
@@ -176,7 +184,7 @@ def test_a_second_player_plays_the_same_words(opened, url, place_bet):
     play(page, place_bet)
     won = check_result(page, 3)
     assert "won four" in page.told("#duel .body .beat")
-    assert ("you did better" in page.told(".beat")) == (won > 4)
+    assert ("fewer than you" in page.told(".beat")) == (won > 4)
     page.script(
         "navigator.clipboard.writeText = (words) => { window.copied = words; return Promise.resolve(); }"
     )
@@ -193,5 +201,5 @@ def test_what_is_kept_and_what_a_link_says_may_make_no_sense(opened):
     page = opened("#duel=99&beat=<b>1", kept='{"1-whole": ["9", 5], "2-whole": 7}')
     page.until(lambda: page.all("#duel .main"))
     assert not page.all(".beat")
-    titles = [passage["title"].split(" (")[0] for passage in PASSAGES]
+    titles = [passage["title"].split(",")[0] for passage in PASSAGES]
     assert any(title in page.told("#duel .body") for title in titles)
