@@ -35,6 +35,8 @@ LONGEST_WORD = 40  # characters before a piece that may begin its word
 FOREIGN = "It has read English only; this looks like another language."
 UNKNOWN = "Full of what it has never met: it has read old novels only."
 UNEXPECTED = "Words that it did not expect together."
+SHORT = "Too few words to compare."
+EMPTY = 30  # times its lower end is the upper one of an interval that says nothing, as on the page
 BROKEN = 2.5  # tokens of a word, on average, in a text of words that the model does not know
 FEWEST_KEYS = 40  # tokens of a text that may be called as surprising as random keys
 
@@ -43,8 +45,7 @@ def score_answer(scored: Scored, landmarks: Sequence[Landmark]) -> dict:
     """Return everything that the page shows of a score."""
     result, settings = scored.result, scored.settings
     interval = interval_of(scored)
-    is_vague = averages_tokens(scored) and interval is None
-    said = verdict(result["perplexity"], [1.0, math.inf] if is_vague else interval, landmarks)
+    said = verdict(result["perplexity"], interval, landmarks)
     is_placed, reads = True, reads_english(scored)
     if reads and is_foreign(scored.text) and math.isfinite(result["perplexity"]):
         known = dict(landmarks).get(LANGUAGE, math.inf)
@@ -54,6 +55,8 @@ def score_answer(scored: Scored, landmarks: Sequence[Landmark]) -> dict:
         num_words = len(LETTERS.findall(scored.text))
         is_broken = result["num_tokens"] > BROKEN * num_words
         said = UNKNOWN if reads and is_broken else UNEXPECTED
+    elif averages_tokens(scored) and (interval is None or interval[1] > EMPTY * interval[0]):
+        said = SHORT
     return {
         "perplexity": _finite(result["perplexity"]),
         "interval": interval and [_finite(end) for end in interval],

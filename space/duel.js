@@ -121,8 +121,7 @@ function startDuel(number, beat, known = "whole") {
   const name = `${number}-${known}`;
   const duel = { number, beat, known, round, gaps, name, bets: readBets(name) };
   if (duel.bets.length < GAPS) return playGap(duel);
-  const isOwn = scoreDuel(duel).you === beat; // a link that was sent from here
-  return showResult(isOwn ? { ...duel, beat: null } : duel);
+  return showResult({ ...duel, isOwn: scoreDuel(duel).you === beat }); // a link that was sent from here
 }
 
 function introduce(number, beat, isBack = false) {
@@ -293,8 +292,9 @@ function showResult(duel) {
   const lower = paragraph("score", "Perplexity: you ", make("b", "you", number2(mine)), " · the\u00a0machine\u00a0", make("b", "its", number2(its)));
   const explained = make("p", "", "As if each of you had chosen every time among so many equally likely words. " +
     `Lower is better; never betting on any of the six gives 6, and betting high on a wrong one costs most.${odd}`);
-  const friend = beat === null ? [] : [paragraph("beat", `Your friend won ${asWord(beat)}, ${
-    you > beat ? "fewer than you." : you < beat ? "more than you." : "as many as you."}`)];
+  const than = you > beat ? "fewer than you" : you < beat ? "more than you" : "as many as you";
+  const friend = beat === null ? [] : [paragraph("beat", !duel.isOwn ? `Your friend won ${asWord(beat)}, ${than}.`
+    : "This link is your own. Is somebody else here? Then play it again.")];
   const more = round.more.length && known === "whole"
     ? [button("Ten more, with five words before each", () => startDuel(number, null, "five"))] : [];
   const another = button("Another text", () => introduce((number % rounds.length) + 1, null));

@@ -403,5 +403,5 @@ class Editor {
 }
 
 function say(words) {
-  says.textContent = words;
+  if (says.textContent !== words) says.textContent = words; // else it would be read out again
 }

@@ -23,7 +23,9 @@ let asking = null; // the field for researchers that was changed, until its scor
 const showBusy = busyIn(byId("busy"));
 const line = new Line("score", (words, share, isAlert) => {
   showBusy(words, share, isAlert);
-  if (isAlert && asking && words !== GONE) markWrong(asking, words);
+  if (!isAlert || words === GONE) return;
+  if (asking) markWrong(asking, words);
+  if (!editor.isOwn()) byId("answer").classList.add("awaited"); // the number is of another text
 });
 
 function request() {
@@ -80,7 +82,7 @@ function setText(text, words) {
   endLesson();
   yours.hidden = yours.disabled = !typed || typed === text;
   [before, put] = [area.value, text];
-  back.hidden = before === put;
+  back.hidden = before === put || text === typed;
   sample.value = "";
   area.value = text;
   area.scrollTop = mirror.scrollTop = 0;

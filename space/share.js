@@ -210,4 +210,5 @@ byId("cite").addEventListener("click", async () => {
     ...part("Shell", taken.shell),
     files,
   );
+  byId("citation").scrollIntoView({ block: "nearest", behavior: still() ? "auto" : "smooth" });
 });
