@@ -220,7 +220,8 @@ function drawScale(answer) {
   if (placed) put("own", at(halves ? halves[1] : perplexity), null);
   const marks = landmarks.map(([name, value]) => {
     put("tick", at(value), null);
-    return put("landmark", at(value), null, name.replace(/^(a|the) /, ""));
+    const short = name === "another language" ? "German" : name.replace(/^(a|the) /, ""); // as the text is
+    return put("landmark", at(value), null, short);
   });
   const rows = []; // where the last name of each row ends: names that would touch stand below each other
   const box = scale.getBoundingClientRect();
