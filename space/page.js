@@ -128,11 +128,12 @@ area.addEventListener("click", ({ clientX, clientY }) => {
 
 function showScore(answer) {
   result = answer;
-  forgets = Boolean(halvesOf(answer)) && state.window !== null && answer.text.windows.length > 1;
+  answer.halves = halvesOf(answer);
+  forgets = Boolean(answer.halves) && state.window !== null && answer.text.windows.length > 1;
   byId("answer").className = "";
   byId("open-share").disabled = false;
   editor.show(answer.text, answer.settings);
-  byId("play").hidden = answer.text.windows.length < 2 || !answer.text.slides || Boolean(halvesOf(answer));
+  byId("play").hidden = answer.text.windows.length < 2 || !answer.text.slides || Boolean(answer.halves);
   const { about, figures, give, means, verdict } = wordsOf(answer);
   byId("perplexity").replaceChildren(...(about ? [make("small", "", `${about} `)] : []), figures);
   byId("perplexity").classList.toggle("words", answer.perplexity > MILLION);
@@ -153,7 +154,7 @@ const inFigures = (value, digits) =>
 /* What is said of a score: its number, with as many figures as it deserves, the ends between which it
    lies, what it means, and where it stands; of a text that is said twice, the number of either time. */
 function wordsOf(answer) {
-  const { perplexity, interval, verdict, text, settings: { vocabulary } } = answer, halves = halvesOf(answer);
+  const { perplexity, interval, verdict, text, halves, settings: { vocabulary } } = answer;
   if (halves) return wordsOfHalves(halves);
   const wide = !text.averaged ? 1 : interval ? interval[1] / interval[0] : Infinity;
   const figures = inFigures(perplexity, wide > CLEAR ? 2 : 0);
@@ -200,7 +201,7 @@ function tellWorst(worst) {
 
 /* The scale from certainty to nonsense: landmarks below a line, the text above it with its ±. */
 function drawScale(answer) {
-  const { perplexity, interval, landmarks, placed } = answer;
+  const { perplexity, interval, landmarks, placed, halves } = answer;
   const scale = byId("scale"), ends = landmarks.map(([, value]) => Math.log(value));
   const low = -0.2, high = Math.max(...ends, Math.log(Math.max(1, perplexity))) + 0.4;
   const at = (value) => clamp((100 * (Math.log(Math.max(1, value)) - low)) / (high - low), 0, 100);
@@ -214,7 +215,6 @@ function drawScale(answer) {
   scale.replaceChildren(make("span", "axis"));
   const known = landmarks.map(([name, value]) => `${name} ${number(value)}`);
   scale.setAttribute("aria-label", `A scale: ${known.join(", ")}${placed ? `; your text ${wordsOf(answer).figures}` : ""}`);
-  const halves = halvesOf(answer);
   if (placed && !halves && answer.text.averaged) put("range", ...(interval?.map(at) ?? [0, 100]));
   if (placed && halves) put("own first", at(halves[0]), null);
   if (placed) put("own", at(halves ? halves[1] : perplexity), null);
@@ -264,7 +264,7 @@ function halvesOf({ text, settings }) {
 
 /* Say what a text that is said twice shows, with the window in which the first time is forgotten. */
 function teach(answer) {
-  const isTwice = Boolean(halvesOf(answer));
+  const isTwice = Boolean(answer.halves);
   twice.textContent = !isTwice ? "Say it twice" : forgets ? "Let it remember" : "Let it forget";
   if (!isTwice) return;
   if (forgets) {
@@ -298,7 +298,7 @@ twice.addEventListener("click", ({ timeStamp }) => {
   const isSecond = timeStamp - pressedAt < TWICE_MS; // of a double click
   pressedAt = timeStamp;
   if (isSecond) return null;
-  if (editor.isOwn() ? !halvesOf(result) : !halfOf(area.value)) return sayTwice();
+  if (editor.isOwn() ? !result.halves : !halfOf(area.value)) return sayTwice();
   return forgets ? remember() : forget();
 });
 
@@ -314,7 +314,7 @@ async function sayTwice() {
 
 /* Draw the window so short that the first time falls out of it, and score again. */
 async function forget() {
-  if (!halvesOf(result)) return null; // it is not scored yet
+  if (!result.halves) return null; // it is not scored yet
   const { pieces, segments, bits, before } = result.text, half = before + halfOf(area.value), text = area.value;
   let at = 0;
   const first = pieces.lengths.findIndex((length, n) => (at += length) > half + 1 && segments[n]);

@@ -247,6 +247,8 @@ def test_without_a_text_no_number_stands_there(page):
     page.fill("")
     page.until(lambda: "No text is there" in page.told("#verdict"))
     assert not page.one("#perplexity").is_displayed() and not page.one("#story").is_displayed()
+    page.browser.refresh()
+    page.until(lambda: "No text is there" in page.told("#verdict"), "the emptied text came back")
     page.scored("A text again.")
     assert page.one("#story").is_displayed()
 

@@ -12,6 +12,7 @@ from perplexity_sliding.views import Reading
 from perplexity_sliding.views.text import most_surprising, number, odds
 from space.answers import (
     FOREIGN,
+    SHORT,
     UNKNOWN,
     averages_tokens,
     interval_of,
@@ -178,6 +179,11 @@ def test_another_language_has_no_place_on_the_scale(service):
 def test_a_short_text_is_not_called_random_keys(service, repeats, said):
     scored = service.score("email my boss " * repeats, Settings(BUNDLED), Job(60))
     assert score_answer(scored, [Landmark(KEYS, 2.0)])["verdict"] == said
+
+
+def test_a_few_words_are_not_compared(service):
+    scored = service.score("Hello.", Settings(BUNDLED), Job(60))
+    assert score_answer(scored, [Landmark("a novel", 1e9)])["verdict"] == SHORT
 
 
 def test_numbers_and_odds_for_people():
