@@ -1,6 +1,7 @@
 """What the page is told of a score: plain values, from which its script draws."""
 
 import functools
+import itertools
 import math
 import re
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from perplexity_sliding.views.text import (
     text_segments,
     token_data,
     utf16_length,
+    word_pieces,
 )
 
 from .landmarks import KEYS, LANGUAGE, NEAR, Landmark, is_foreign, verdict
@@ -90,7 +92,10 @@ def text_data(scored: Scored) -> dict:
     nll = scored.tokens["nll"]
     colours = [piece_colour(nll, segment, piece) for segment, piece in zip(segments, pieces)]
     data = token_data(scored, segments)
+    pairs = [pair for word in word_pieces(segments, text) for pair in itertools.pairwise(word)]
     return data | {
+        # pieces that go on with the word of the one before
+        "joins": [b for a, b in pairs if b == a + 1 and pieces[a].strip()],
         "alternatives": data["alternatives"] and expected_words(scored, data["alternatives"]),
         "pieces": {"text": text, **piece_columns(pieces, colours)},
         "before": utf16_length(scored.settings.context),

@@ -95,7 +95,6 @@ async function openDuel(link = chosen) {
   const { dialog, body } = openDialog("duel", "Beat the machine");
   dialog.addEventListener("close", () => {
     if (document.activeElement === document.body) byId("open-duel").focus();
-    if (readDuelLink()) history.replaceState(null, "", location.pathname + location.search);
   });
   dialog.addEventListener("keydown", pressKey);
   try {
@@ -104,8 +103,7 @@ async function openDuel(link = chosen) {
     return body.append(make("p", "alert", "The words did not arrive. Close this, and try again."));
   }
   const number = link && link.number <= rounds.length ? link.number : todays() + 1;
-  if (link?.known === "five") return startDuel(number, null, "five");
-  return introduce(number, link?.beat ?? null, link === chosen);
+  return startDuel(number, link?.beat ?? null, link?.known);
 }
 
 function show(count, ...parts) {
@@ -120,28 +118,23 @@ function startDuel(number, beat, known = "whole") {
   const round = rounds[number - 1], gaps = known === "whole" ? round.gaps : round.more;
   const name = `${number}-${known}`;
   const duel = { number, beat, known, round, gaps, name, bets: readBets(name) };
-  if (duel.bets.length < GAPS) return playGap(duel);
+  if (duel.bets.length < GAPS) return playGap(duel, introduce(duel));
   return showResult({ ...duel, isOwn: scoreDuel(duel).you === beat }); // a link that was sent from here
 }
 
-function introduce(number, beat, isBack = false) {
-  chosen = { number, beat, known: "whole" };
-  const { language } = rounds[number - 1], { length } = readBets(`${number}-whole`);
-  const words = length ? `Go on with word ${length + 1} of ${GAPS}` : "Begin";
-  const begin = button(words, () => startDuel(number, beat), "main go");
-  if (length === GAPS || (length && (beat === null || isBack))) return startDuel(number, beat);
-  const begun = length ? ` Your friend’s ten words are those that you have begun.` : "";
-  const friend = beat === null ? []
-    : [paragraph("beat", `A friend sent you this, and won ${asWord(beat)} of ten.${begun}`)];
-  const keys = matchMedia("(pointer: coarse)").matches ? "" : "Keys 1 to 6 tap, Enter goes on. ";
-  const tongue = language === "English" ? "" : ` It never read ${language}.`;
-  show("",
-    make("p", "lead", "Ten words of a text are hidden. Who guesses them better, you or a language model?"), ...friend,
-    make("p", "", "Tap the word that comes next; tap it again to bet more on it. Whoever bet more on the right one wins it, and a blind guess wins nothing."),
-    make("p", "", `The model is tiny. It read old novels, but not ${titleOf(number)}.${tongue}`),
-    make("p", "quiet", `${keys}Your bets stay in this browser.`), begin);
-  begin.focus({ preventScroll: true });
-  return null;
+/* What stands above the first words: the rule, and who sent them. */
+function introduce({ number, beat, known, round, bets }) {
+  const made = make("div", "rule"), begun = bets.length ? " You have begun already." : "";
+  if (beat !== null) made.append(paragraph("beat", `A friend sent you this, and won ${asWord(beat)} of ten.${begun}`));
+  if (bets.length) return made;
+  const keys = matchMedia("(pointer: coarse)").matches ? "" : " Keys 1 to 6 tap, Enter goes on.";
+  const tongue = round.language === "English" ? "" : ` It never read ${round.language}.`;
+  made.append(
+    make("p", "lead", known === "five" ? "Ten more words, with five words before each."
+      : "Who guesses ten hidden words better, you or the machine?"),
+    make("p", "", "Tap the word that comes next, again to bet more. The higher bet on the right word wins."),
+    make("p", "quiet", `The machine is a tiny language model. It read old novels, not ${titleOf(number)}.${tongue}${keys}`));
+  return made;
 }
 
 /* What stands below the text, always as high: the text stays where it is. */
@@ -159,7 +152,7 @@ function scoreLine(duel) {
   return line;
 }
 
-function playGap(duel) {
+function playGap(duel, introduction = "") {
   const number = duel.bets.length, gap = duel.gaps[number];
   const taps = Array(OPTIONS).fill(0), group = make("div", "options");
   const shownAt = performance.now(), most = make("p", "quiet most");
@@ -175,10 +168,10 @@ function playGap(duel) {
   group.setAttribute("role", "group");
   group.setAttribute("aria-label", `Word ${number + 1} of ${GAPS}: ${lastWords(duel.round.text, gap.at, 12)}, blank`);
   group.append(...options);
-  show(`${number + 1} of ${GAPS}`, scoreLine(duel), text, below(group, most), reveal);
+  show(`${number + 1} of ${GAPS}`, introduction, number ? scoreLine(duel) : "", text, below(group, most), reveal);
   text.scrollTop = text.scrollHeight;
   group.focus({ preventScroll: true });
-  text.scrollIntoView({ block: "nearest" });
+  if (!introduction) text.scrollIntoView({ block: "nearest" });
   update();
 
   function tap(n) {
@@ -186,13 +179,14 @@ function playGap(duel) {
     update();
   }
   function update() {
+    const isBlind = !taps.some(Boolean);
     betOf(taps).forEach((share, n) => {
-      options[n].style.setProperty("--bet", `${100 * share}%`);
+      options[n].style.setProperty("--bet", `${isBlind ? 0 : 100 * share}%`);
       options[n].classList.toggle("tapped", taps[n] > 0);
-      options[n].lastChild.textContent = asPercent(share);
+      options[n].lastChild.textContent = isBlind ? "" : asPercent(share);
     });
     most.textContent = taps.includes(MOST_TAPS) ? "That is the most: one more tap takes it back." : "";
-    reveal.textContent = taps.some(Boolean) ? "Show the word" : "No idea: show it";
+    reveal.textContent = isBlind ? "No idea: show it" : "Show the word";
   }
   function placeBet() {
     // The second press of two on the button before is no answer.
@@ -297,7 +291,7 @@ function showResult(duel) {
     : "This link is your own. Is somebody else here? Then play it again.")];
   const more = round.more.length && known === "whole"
     ? [button("Ten more, with five words before each", () => startDuel(number, null, "five"))] : [];
-  const another = button("Another text", () => introduce((number % rounds.length) + 1, null));
+  const another = button("Another text", () => startDuel((number % rounds.length) + 1, null));
   const again = button("Play it again", () => { keepBets(duel.name, []); startDuel(number, beat, known); });
   const row = make("p", "row");
   row.append(...more, another, again);

@@ -67,6 +67,10 @@ class Editor {
     const from = this.isShowingWindow ? this.span()[0] : 0; // it stays where it was
     Object.assign(this, { data, settings, preview: null });
     this.segments = data.segments;
+    this.words = data.segments.map((_, n) => [n, n]); // the first and the last piece of each one's word
+    for (const n of data.joins) this.words[n] = Object.assign(this.words[n - 1], { 1: n });
+    this.begins = [0];
+    for (const own of data.pieces.lengths) this.begins.push(this.begins.at(-1) + own);
     const length = data.bits.length;
     this.windowOf = new Array(length).fill(-1);
     this.pieceOf = new Array(length).fill(-1);
@@ -111,8 +115,8 @@ class Editor {
   look(place) {
     const n = this.ids[place], range = n < 0 ? null : this.segments[n];
     if (n < 0) return "plain";
-    const own = range && this.data.bits.slice(range[0], range[1] + 1);
-    const colour = !range || own.includes(null) ? this.classOf(n) : this.colourOf(n, range);
+    const [first, last] = this.wordAt(n), ends = `${first < n ? " goes-on" : ""}${last > n ? " is-open" : ""}`;
+    const colour = this.colourOf(n) + ends;
     if (!range || !this.isShown()) return colour;
     const [from, fresh, end] = this.span();
     const part = range[0] < from || range[0] >= end ? "unseen" : range[0] < fresh ? "seen" : "guessed";
@@ -125,8 +129,24 @@ class Editor {
     return this.classes[n];
   }
 
-  colourOf(n, [first, last]) {
-    const { rank, context } = this.data;
+  /* The first and the last piece of what is coloured and told of as one. */
+  wordAt(n) {
+    return this.colouring === "surprise" ? this.words[n] : [n, n];
+  }
+
+  tokensOf([first, last]) {
+    return this.segments[first] && [this.segments[first][0], this.segments[last][1]];
+  }
+
+  textOf([first, last]) {
+    return this.data.pieces.text.slice(this.begins[first], this.begins[last + 1]).replace(/^ +(?=[^ ])/, "");
+  }
+
+  colourOf(n) {
+    const { rank, context, bits } = this.data, range = this.tokensOf(this.wordAt(n));
+    const own = range ? bits.slice(range[0], range[1] + 1) : [null];
+    if (own.includes(null)) return this.classOf(n);
+    const [first, last] = range;
     if (this.colouring === "rank") {
       const worst = Math.max(...rank.slice(first, last + 1));
       return "b" + RANKS.filter((edge) => worst > edge).length;
@@ -136,7 +156,8 @@ class Editor {
       return "c" + Math.min(5, Math.floor((6 * context[first]) / (widest + 1)));
     }
     if (this.colouring === "window") return "n" + (this.windowOf[first] % 3);
-    return this.classOf(n);
+    const [begin, end] = this.wordAt(n);
+    return begin === end ? this.classOf(n) : colour(own.reduce((a, b) => a + b) / (end + 1 - begin));
   }
 
   recolour(colouring) {
@@ -163,11 +184,12 @@ class Editor {
       tip.hidden = true;
       return;
     }
-    if (n === this.pointed && !tip.hidden) return;
-    this.pointed = n;
-    tip.replaceChildren(...this.tell(this.laid.words(this.places[n]), this.segments[n]));
+    const own = this.wordAt(n);
+    if (own[0] === this.pointed && !tip.hidden) return;
+    this.pointed = own[0];
+    tip.replaceChildren(...this.tell(this.textOf(own), this.tokensOf(own)));
     tip.hidden = false;
-    const word = this.element(n).getBoundingClientRect(), box = tip.getBoundingClientRect();
+    const word = (this.element(own[0]) ?? this.element(n)).getBoundingClientRect(), box = tip.getBoundingClientRect();
     const isBelow = word.bottom + TIP_GAP + box.height < innerHeight;
     const top = isBelow ? word.bottom + TIP_GAP : word.top - TIP_GAP - box.height;
     const { clientWidth } = document.documentElement; // without the bar that scrolls the page
@@ -185,16 +207,17 @@ class Editor {
   }
 
   tellPiece(n) {
-    const range = this.segments[n], { bits, alternatives, context, windows } = this.data;
-    if (!range || bits[range[0]] === null) return;
-    const own = bits.slice(range[0], range[1] + 1).reduce((a, b) => a + b, 0);
-    const top = range[0] === range[1] && alternatives?.[range[0]]?.find(([guess]) => !guess.startsWith("…"));
+    if (!this.segments[n]) return;
+    const own = this.wordAt(n), range = this.tokensOf(own), { bits, alternatives, context, windows } = this.data;
+    const losses = bits.slice(range[0], range[1] + 1);
+    if (losses.includes(null)) return;
+    const top = alternatives?.[range[0]]?.find(([guess]) => !guess.startsWith("…"));
     const expected = top ? ` It expected ${quoted(top[0])} (${percent(top[1])}).` : "";
-    const word = visible(this.laid.words(this.places[n]));
+    const word = visible(this.textOf(own));
     // The start marker, which nobody sees, is none of those before it.
     const seen = context[range[0]] - (windows[this.windowOf[range[0]]]?.[3] ?? 0);
     const where = seen > 0 ? `after ${tokens(seen)}` : "with nothing before it";
-    say(`“${word}”: ${oneIn(own)}, ${where}.${expected}`);
+    say(`“${word}”: ${oneIn(losses.reduce((a, b) => a + b))}, ${where}.${expected}`);
   }
 
   /* Bring a piece in sight, and mark it for a moment. */
@@ -204,8 +227,10 @@ class Editor {
     const top = element.offsetTop - area.scrollTop;
     if (top < 0 || top > area.clientHeight - 40) area.scrollTop = element.offsetTop - 60;
     stage.scrollIntoView({ block: "nearest", behavior: still() ? "auto" : "smooth" });
-    element.classList.add("lit");
-    setTimeout(() => element.classList.remove("lit"), 1600);
+    const [first, last] = this.wordAt(n), lit = [];
+    for (let piece = first; piece <= last; piece++) lit.push(this.element(piece));
+    for (const part of lit) part?.classList.add("lit");
+    setTimeout(() => lit.forEach((part) => part?.classList.remove("lit")), 1600);
     this.tellPiece(n);
   }
 
@@ -398,7 +423,7 @@ class Editor {
   stop() {
     clearInterval(this.timer);
     this.timer = null;
-    byId("play").textContent = "Play";
+    byId("play").textContent = "Slide the window";
   }
 }
 

@@ -5,7 +5,8 @@ const KEPT = "perplexity-sliding", TYPED_MS = 150, CHARACTERS_A_MS = 100, MILLIO
 const CLEAR = 1.1, VAGUE = 2, EMPTY = 30;
 const TWICE_MS = 500; // in which a second press is one too many
 const COLOURS = {
-  surprise: ["surprise", "Strong colours are big surprises."],
+  surprise: ["surprise of a word", "Strong colours are big surprises."],
+  token: ["surprise of a token", "Strong colours are big surprises, each token for itself."],
   rank: ["rank of the guess", "Strong colours are words far down in the list of its guesses."],
   context: ["tokens before it", "The darker the blue, the more tokens it saw before the word."],
   window: ["window", "Words of one colour are guessed in one window; then the next colour begins."],
@@ -40,6 +41,7 @@ function changed() {
   keep();
   byId("answer").classList.add("old");
   byId("open-share").disabled = true; // until the number is of this text
+  twice.disabled = !area.value.trim();
   clearTimeout(waiting);
   waiting = setTimeout(score, TYPED_MS + area.value.length / CHARACTERS_A_MS);
 }
@@ -49,9 +51,8 @@ async function score() {
   const asked = request();
   if (!asked.text.trim()) {
     line.stop();
-    byId("busy").textContent = byId("verdict").textContent =
-      "No text is there: write or paste one, or try another.";
-    byId("answer").className = "none";
+    say("No text is there. Write or paste one, or choose one above.");
+    byId("answer").className = "awaited";
     followAddress();
     return null;
   }
@@ -77,8 +78,13 @@ function choose(chosen) {
   changed();
 }
 
-/* Put another text in the place of the present one. */
+/* Put another text in the place of the present one, to which the browser's Back comes back. */
 function setText(text, words) {
+  pushStep({});
+  putText(text, words);
+}
+
+function putText(text, words) {
   endLesson();
   yours.hidden = yours.disabled = !typed || typed === text;
   [before, put] = [area.value, text];
@@ -113,7 +119,7 @@ area.addEventListener("input", ({ inputType }) => {
   back.hidden = true;
   typed = area.value;
   hasArrived = inputType === "insertFromPaste";
-  say(HINT);
+  say(HINT.replace("Type your own words, or point", "Point")); // it was done
   changed();
 });
 // The first words are there to be replaced: who comes to them selects them, but for a finger on a word.
@@ -140,8 +146,10 @@ function showScore(answer) {
   byId("give").textContent = `perplexity${give}`;
   byId("means").textContent = means;
   byId("verdict").textContent = verdict;
-  const { model } = answer.settings;
-  byId("who").textContent = model === PAGE.models[0] ? "This one is tiny, and has read only old novels." : `This one is ${model}.`;
+  const { model, window } = answer.settings;
+  const isOurs = model === PAGE.models[0];
+  byId("who").textContent = `This one is ${isOurs ? "tiny, and has read only old novels" : model}. ` +
+    `It sees ${tokens(window)}, words or parts of words, at a time: its window.`;
   drawScale(answer);
   tellWorst(answer.worst);
   showLab(answer);
@@ -165,8 +173,8 @@ function wordsOf(answer) {
     give: perplexity > MILLION ? "" : wide > EMPTY ? ": the text is too short to say more"
       : !interval ? "" : `, give or take: ${low === high ? low : `${low} to ${high}`}`,
     means: perplexity > vocabulary
-      ? `Worse than a blind choice among the ${tokens(vocabulary)} (words or parts of words) that it knows.`
-      : `As if it chose, each time, among ${figures} equally likely tokens (words or parts of words).`,
+      ? `Worse than a blind choice among the ${tokens(vocabulary)} that it knows.`
+      : `As if it chose, each time, among ${figures} equally likely tokens.`,
     verdict,
   };
 }
@@ -189,14 +197,13 @@ function tellWorst(worst) {
   const told = byId("story");
   told.replaceChildren();
   if (!worst) return;
-  const word = make("button", `word b${colour(worst.bits).slice(1)}`, worst.word);
+  const word = make("button", `word ${colour(worst.bits / worst.pieces)}`, worst.word); // as in the text
   word.type = "button";
   word.addEventListener("click", () => editor.reveal(worst.piece));
   const whole = make("span", "whole"); // with its comma
   whole.append(word, ",");
-  const parts = worst.pieces > 1 ? ` (its ${tokens(worst.pieces)} together)` : "";
-  told.append("Biggest surprise: ", whole, ` ${worst.odds}${parts}.`);
-  if (worst.expected) told.append(" As the next word it expected ", make("b", "", quoted(worst.expected)), ".");
+  told.append("Biggest surprise: ", whole, ` ${worst.odds}.`);
+  if (worst.expected) told.append(" It expected ", make("b", "", quoted(worst.expected)), ".");
 }
 
 /* The scale from certainty to nonsense: landmarks below a line, the text above it with its ±. */
@@ -357,7 +364,7 @@ function glide() {
   editor.play(1, clamp(5000 / windows.length, 150, 900), () => {
     editor.showWindow(false);
     area.scrollTop = 0;
-    say("The band was its window, all that the model sees; what lay before it was forgotten. Play shows it again.");
+    say("The band was its window, all that the model sees; what lay before it was forgotten.");
   });
 }
 
@@ -577,16 +584,36 @@ async function address() {
   return to.href;
 }
 async function followAddress() {
-  if (isAsked) history.replaceState(null, "", await address());
+  const to = await address();
+  if (isAsked) history.replaceState({ ...request(), dialog: history.state?.dialog }, "", to);
 }
+
+/* A step of the browser's history: another text, or a dialog. */
+function pushStep(step) {
+  history.replaceState({ ...history.state, ...request() }, "");
+  history.pushState(step, "");
+}
+addEventListener("popstate", ({ state: kept }) => {
+  if (!kept) return; // another link was put into the address: it is loaded
+  document.querySelector("dialog")?.close();
+  if (readDuelLink()) history.replaceState(kept, "", location.pathname + location.search);
+  const { text, dialog, ...settings } = kept;
+  if (text === undefined || text === area.value) return;
+  endLesson();
+  Object.assign(state, settings);
+  putText(text);
+  back.hidden = true;
+  byId("context").value = state.context;
+});
+addEventListener("hashchange", () => { if (!history.state) location.reload(); });
 
 function keep() {
   const kept = JSON.stringify({ ...state, text: area.value });
   try { sessionStorage.setItem(KEPT, kept); } catch { /* then a reload begins anew */ }
 }
 function readKept() {
-  const isReload = performance.getEntriesByType("navigation")[0]?.type === "reload";
-  try { return isReload ? JSON.parse(sessionStorage.getItem(KEPT)) : null; } catch { return null; }
+  const isBack = performance.getEntriesByType("navigation")[0]?.type !== "navigate"; // or a reload
+  try { return isBack ? JSON.parse(sessionStorage.getItem(KEPT)) : null; } catch { return null; }
 }
 
 /* Read text and settings from the address, or from before a reload; return whether there were any. */
@@ -610,7 +637,6 @@ async function arrive() {
   if (text && text !== kept.text) say(`Somebody sent you this text. ${HINT}`);
   return (text ?? null) !== null || SETTINGS.some((name) => query.get(name));
 }
-addEventListener("hashchange", () => location.reload());
 
 /* --- light and dark, and paper --- */
 

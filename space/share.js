@@ -46,13 +46,13 @@ function lightColours() {
 /* The words of the text with the classes of their pieces, in lines that fit; the rest ends in an ellipsis. */
 function layCard(draw, size, lines) {
   draw.font = `500 ${size}px Inter, system-ui, sans-serif`;
-  const { pieces, before } = result.text, names = pieces.classes.split(" ");
+  const { pieces, before } = result.text;
   const parts = [];
   let at = 0;
   pieces.lengths.forEach((length, n) => {
     const piece = pieces.text.slice(Math.max(at, before), at + length);
     at += length;
-    for (const part of piece.match(/\n|[^\S\n]+|\S+/g) ?? []) parts.push({ part, name: names[n] });
+    for (const part of piece.match(/\n|[^\S\n]+|\S+/g) ?? []) parts.push({ part, name: editor.colourOf(n) });
   });
   const rows = [[]], most = CARD.width - 2 * CARD.margin;
   let x = 0;
@@ -122,7 +122,11 @@ function openDialog(id, title) {
   close.type = "button";
   close.setAttribute("aria-label", `Close: ${title}`);
   close.addEventListener("click", () => dialog.close());
-  dialog.addEventListener("close", () => dialog.remove());
+  pushStep({ dialog: id });
+  dialog.addEventListener("close", () => {
+    dialog.remove();
+    if (history.state?.dialog) history.back();
+  });
   const body = make("div", "body");
   head.append(make("h2", "", title), make("span", "count quiet"), close);
   dialog.append(head, body);

@@ -25,7 +25,7 @@ const visible = (text) =>
 const percent = (share) =>
   share >= 0.1 ? (100 * share).toFixed(0) + " %" : share >= 0.001 ? (100 * share).toFixed(1) + " %" : "< 0.1 %";
 
-const inWords = new Intl.NumberFormat("en", { notation: "compact", compactDisplay: "long", maximumSignificantDigits: 2 });
+const inWords = new Intl.NumberFormat("en", { notation: "compact", compactDisplay: "long" });
 const oneIn = (bits) => {
   if (bits >= ENDLESS) return "the model gave it no chance at all";
   const odds = 2 ** bits;

@@ -53,7 +53,13 @@ function teller(data, windowOf) {
     if (!range) return [head, make("p", "", "No token stands for this; it costs the model nothing.")];
     const [first, last] = range;
     if (first === last) return [head, ...ofToken(first, visible(piece))];
-    const own = bits.slice(first, last + 1), sum = own.includes(null) ? "" : `; together ${bitsText(own.reduce((a, b) => a + b, 0))}`;
-    return [head, make("p", "", `The tokenizer splits this into ${own.length} tokens${sum}.`), parts(first, last)];
+    const own = bits.slice(first, last + 1), bitsOfAll = own.reduce((a, b) => a + b, 0), tops = data.alternatives?.[first];
+    const sum = own.includes(null) ? "" : `; together ${bitsText(bitsOfAll)}: ${oneIn(bitsOfAll)}`;
+    return [
+      head,
+      make("p", "", `The tokenizer splits this into ${own.length} tokens${sum}.`),
+      parts(first, last),
+      ...(tops ? [make("p", "ps-note", "At the first of them it expected most:"), guesses(tops, "", 0)] : []),
+    ];
   };
 }

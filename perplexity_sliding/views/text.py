@@ -253,7 +253,7 @@ def most_surprising(readings: Iterable[Reading], most: int) -> list[Surprise]:
     found = []
     for reading in readings:
         nlls, (segments, text) = reading.tokens["nll"], text_segments(reading)
-        for pieces in _words(segments, text):
+        for pieces in word_pieces(segments, text):
             own = [nlls[segments[piece].first : segments[piece].last + 1] for piece in pieces]
             first, last = segments[pieces[0]], segments[pieces[-1]]
             word = text[first.start : last.end]
@@ -268,7 +268,7 @@ def most_surprising(readings: Iterable[Reading], most: int) -> list[Surprise]:
     return sorted(found, key=lambda surprise: -surprise.nll_per_piece)[:most]
 
 
-def _words(segments: Sequence[Segment], text: str) -> list[list[int]]:
+def word_pieces(segments: Sequence[Segment], text: str) -> list[list[int]]:
     """Group the numbers of segments with tokens: spaces begin a word, letters after letters go on."""
     words: list[list[int]] = []
     inside = {at for word in WORD.finditer(text) for at in range(word.start() + 1, word.end())}

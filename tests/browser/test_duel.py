@@ -79,9 +79,8 @@ def bet(page, place_bet, number):
     page.until(lambda: page.all(".bars"))
 
 
-def play(page, place_bet, begin=0):
-    """Play to the end."""
-    for number in range(begin, GAPS):
+def play(page, place_bet, begin=0, end=GAPS):
+    for number in range(begin, end):
         page.until(
             lambda number=number: (
                 page.all(".options") and f"{number + 1} of 10" in page.told(".count")
@@ -89,7 +88,7 @@ def play(page, place_bet, begin=0):
         )
         bet(page, place_bet, number)
         go_on(page)
-    page.until(lambda: page.all(".squares"))
+    page.until(lambda: end < GAPS or page.all(".squares"))
 
 
 def check_result(page, number, known="whole"):
@@ -111,18 +110,11 @@ def check_result(page, number, known="whole"):
 
 def test_to_the_end_by_keyboard_with_a_reload_in_the_middle_and_five_words(opened):
     page = opened("#duel=2")
-    page.until(lambda: page.all("#duel .main"))
+    page.until(lambda: page.all(".options"))
     passage = PASSAGES[1]
-    assert passage["text"][:60] not in page.told("#duel"), "the text is hidden until it is played"
-    page.keys(Keys.ENTER)
-    for number in range(4):
-        page.until(
-            lambda number=number: (
-                page.all(".options") and f"{number + 1} of 10" in page.told(".count")
-            )
-        )
-        bet(page, by_keyboard, number)
-        go_on(page)
+    hidden = passage["text"][passage["gaps"][0]["at"] :].strip()
+    assert hidden[:30] not in page.told("#duel"), "the text is hidden until it is played"
+    play(page, by_keyboard, end=4)
     page.until(lambda: "5 of 10" in page.told(".count"))
     shown = page.told(".passage")
     assert passage["text"].startswith(shown.removesuffix("?").rstrip())
@@ -146,8 +138,6 @@ def test_to_the_end_by_keyboard_with_a_reload_in_the_middle_and_five_words(opene
 
 def test_bars_show_both_bets_and_the_longer_one_wins(opened):
     page = opened("#duel=1")
-    page.until(lambda: page.all("#duel .main"))
-    page.keys(Keys.ENTER)
     page.until(lambda: page.all(".options"))
     page.click(".go")
     assert page.all(".options"), "the second press of two is no answer"
@@ -175,12 +165,11 @@ def test_a_second_player_plays_the_same_words(opened, url, place_bet):
     page.until(lambda: page.all("#duel .main"))
     assert "won four of ten" in page.told(".beat")
     page.keys(Keys.ESCAPE)
-    page.until(lambda: not page.all("#duel"))
-    assert page.script("return document.activeElement.id") == "open-duel"
+    page.until(lambda: page.script("return location.hash") == "", "its link stays in the address")
+    assert not page.all("#duel") and page.script("return document.activeElement.id") == "open-duel"
     page.click("#open-duel")  # leads back to the friend's words
     page.until(lambda: page.all("#duel .main"))
     assert "won four of ten" in page.told(".beat")
-    page.script("document.querySelector('#duel .main').click()")
     play(page, place_bet)
     won = check_result(page, 3)
     assert "won four" in page.told("#duel .body .beat")

@@ -2,10 +2,12 @@
 
 import json
 import math
+import re
 import time
 import zlib
 from base64 import urlsafe_b64encode
 
+import numpy as np
 import pytest
 from visitor import BOX, ActionChains, Keys, Page, on_line, patched
 
@@ -117,12 +119,20 @@ def test_the_colours_are_those_of_the_metric(page, metric, bundled):
     page.scored(STORY * 2)
     result = metric.compute(predictions=[STORY * 2], model_id=bundled, return_token_scores=True)
     [scores] = result["token_scores"]
-    bits = [nll / math.log(2) for nll in scores["nll"]]
-    pieces = page.all(PIECES)
-    assert len(pieces) == len(bits) and page.shown == page.text
-    for piece, own in zip(pieces, bits):
-        level = sum(own >= edge for edge in (1, 3, 6, 10, 15))
-        assert piece.get_attribute("class").split()[0] == f"b{level}"
+    bits = np.array(scores["nll"]) / math.log(2)
+    inside = {at for word in re.finditer(r"\w+", STORY * 2) for at in range(*word.span())[1:]}
+    words = np.cumsum([begin not in inside for begin, _ in scores["offsets"]])
+    assert len(set(words)) < len(bits), "a word has several tokens"
+    of_words = [bits[words == word].mean() for word in words]
+    for colours, values in [("surprise", of_words), ("token", bits)]:
+        page.script(
+            "colours.value = arguments[0]; colours.dispatchEvent(new Event('change'))", colours
+        )
+        pieces = page.all(PIECES)
+        assert len(pieces) == len(values) and page.shown == page.text
+        levels = [sum(own >= edge for edge in (1, 3, 6, 10, 15)) for own in values]
+        shown = [piece.get_attribute("class").split()[0] for piece in pieces]
+        assert shown == [f"b{level}" for level in levels]
 
 
 def test_what_is_typed_keeps_the_colours_around_it(page):
@@ -245,10 +255,11 @@ def test_what_is_refused_says_so_beside_its_field(page, longest):
 def test_without_a_text_no_number_stands_there(page):
     page.scored("A text.")
     page.fill("")
-    page.until(lambda: "No text is there" in page.told("#verdict"))
+    page.until(lambda: "No text is there" in page.told("#says"))
     assert not page.one("#perplexity").is_displayed() and not page.one("#story").is_displayed()
+    assert not page.one("#twice").is_enabled()
     page.browser.refresh()
-    page.until(lambda: "No text is there" in page.told("#verdict"), "the emptied text came back")
+    page.until(lambda: "No text is there" in page.told("#says"), "the emptied text came back")
     page.scored("A text again.")
     assert page.one("#story").is_displayed()
 
@@ -287,7 +298,7 @@ def test_one_glide_from_the_second_window_on(browser, url):
         paste(still, STORY * 12)
         time.sleep(1)
         assert not any(map(is_window, still.script("return said")))
-        # Neither a text that somebody sent nor a sample moves before one presses Play.
+        # Neither a text that somebody sent nor a sample moves before one slides the window.
         moving = Page(browser, f"{url}#text={pack(STORY * 12)}", motion="no-preference")
         moving.scored()
         assert "Somebody sent you this text" in moving.told("#says")
@@ -298,7 +309,7 @@ def test_one_glide_from_the_second_window_on(browser, url):
         assert moving.one("#sample").get_property("value") == "gate.txt", "it says what is shown"
         for _ in range(2):
             paste(moving, STORY * 12)
-            moving.until(lambda: moving.told("#play") == "Play", "it does not end")
+            moving.until(lambda: moving.told("#play") != "Pause", "it does not end")
         windows = list(filter(is_window, moving.script("return said")))
     assert all("all before is forgotten" in said for said in windows)
     assert [said.startswith("Window 2 of") for said in windows].count(True) == 1
@@ -320,6 +331,21 @@ def test_ones_own_words_come_back(page):
         go_back()
         page.until(lambda: page.text == "Typed by a visitor.")
         assert not page.one("#back").is_displayed()
+
+
+def test_the_browser_s_back_closes_a_dialog_and_brings_the_text_before_back(page):
+    score = page.scored("Typed by a visitor.")
+    for opener in ("open-share", "open-duel"):
+        page.click(f"#{opener}")
+        page.until(lambda: page.all("dialog"))
+        page.browser.back()
+        page.until(lambda: not page.all("dialog"))
+    choose_sample(page, "rhyme.txt")
+    page.until(lambda: "Jack" in page.text)
+    page.scored()
+    page.browser.back()
+    page.until(lambda: page.text == "Typed by a visitor.")
+    assert page.scored() == score
 
 
 def test_the_picture_to_share_shows_the_text_and_one_message_has_all(page, url):
