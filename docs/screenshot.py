@@ -34,7 +34,7 @@ SIZES = {"desk": (1280, 800), "phone": (390, 844)}
 PREVIEW_SIZE, PREVIEW_SCALE = (1000, 525), 1.2  # the preview has 1200 × 630 pixels
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars")
 COLOURS, FILM_COLOURS = 128, 64
-FRAME, FRAMES = 0.9, 8  # seconds, as a step of Play takes
+FRAME, FRAMES = 0.9, 8  # seconds, as a step of the window takes
 FILLED = "return !document.querySelector('#busy, .view .quiet')?.textContent"
 # Everything that can be seen of the page, each after what was opened before it.
 VIEWS = {
@@ -47,7 +47,6 @@ VIEWS = {
     "models": "document.getElementById('models').open = true",
     "lab": "document.getElementById('lab').open = true",
     "duel": "localStorage.clear(); document.getElementById('open-duel').click()",
-    "gap": "document.querySelector('#duel .main').click()",
     "word": "document.querySelectorAll('#duel .option')[2].click(); document.querySelector('#duel .go').click()",
 }
 
@@ -96,7 +95,7 @@ def film(browser) -> list[Image.Image]:
     for frame in range(FRAMES):
         time.sleep(max(0.0, begun + FRAME * (frame + 0.5) - time.monotonic()))
         frames.append(photograph(browser).crop((100, 60, 1180, 560)))
-        if browser.execute_script("return document.getElementById('play').textContent") == "Play":
+        if browser.execute_script("return document.getElementById('play').textContent") != "Pause":
             break
     return frames
 

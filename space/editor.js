@@ -339,7 +339,8 @@ class Editor {
     this.preview = Object.assign([from, Math.min(fresh, end), end, start], { window, stride });
     this.laid.restyleAll();
     this.place();
-    say(`A ${name} of ${tokens(value)}.`);
+    say(name === "window" ? `A window of ${tokens(value)}: the model sees no more.`
+      : `A stride of ${tokens(value)}: so far the window moves on each time.`);
   }
 
   makeHandle(name) {
