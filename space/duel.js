@@ -157,9 +157,11 @@ function playGap(duel, introduction = "") {
   const taps = Array(OPTIONS).fill(0), group = make("div", "options");
   const shownAt = performance.now(), most = make("p", "quiet most");
   most.setAttribute("role", "status");
-  const reveal = button("No idea: show it", () => placeBet(), "main go");
+  const reveal = button("No idea: show it", () => placeBet(), "go");
   const options = gap.options.map((word, n) => {
     const option = button("", () => tap(n), "option");
+    // After the mouse, Enter goes on; on an option that the keyboard came to, it taps.
+    option.addEventListener("click", ({ detail }) => { if (detail) group.focus({ preventScroll: true }); });
     option.append(make("span", "", word), " ", make("small"));
     return option;
   });
@@ -187,6 +189,7 @@ function playGap(duel, introduction = "") {
     });
     most.textContent = taps.includes(MOST_TAPS) ? "That is the most: one more tap takes it back." : "";
     reveal.textContent = isBlind ? "No idea: show it" : "Show the word";
+    reveal.classList.toggle("main", !isBlind);
   }
   function placeBet() {
     // The second press of two on the button before is no answer.

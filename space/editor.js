@@ -6,7 +6,7 @@ const STEP_MS = 900, TIP_GAP = 6, LARGE = 90, MIDDLE = 260;
 const RUNS_LEFT = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]/;
 const RANKS = [1, 10, 100, 1000, 10000];
 const stage = byId("stage"), area = byId("text"), mirror = byId("mirror"), over = byId("over");
-const says = byId("says"), HINT = says.textContent, tip = byId("tip"), band = make("div", "band");
+const says = byId("says"), tip = byId("tip"), band = make("div", "band");
 
 const quoted = (piece) =>
   piece.trim() ? `“${visible(piece)}”` : piece.includes("\n") ? "a new line" : "a space";
@@ -157,7 +157,7 @@ class Editor {
     }
     if (this.colouring === "window") return "n" + (this.windowOf[first] % 3);
     const [begin, end] = this.wordAt(n);
-    return begin === end ? this.classOf(n) : colour(own.reduce((a, b) => a + b) / (end + 1 - begin));
+    return begin === end ? this.classOf(n) : colour(own.reduce((a, b) => a + b));
   }
 
   recolour(colouring) {
@@ -212,8 +212,8 @@ class Editor {
     const losses = bits.slice(range[0], range[1] + 1);
     if (losses.includes(null)) return;
     const top = alternatives?.[range[0]]?.find(([guess]) => !guess.startsWith("…"));
-    const expected = top ? ` It expected ${quoted(top[0])} (${percent(top[1])}).` : "";
-    const word = visible(this.textOf(own));
+    const word = visible(this.textOf(own)), chance = top && percent(top[1]);
+    const expected = !top ? "" : top[0] === word ? " It expected just that." : ` It expected ${quoted(top[0])} (${chance}).`;
     // The start marker, which nobody sees, is none of those before it.
     const seen = context[range[0]] - (windows[this.windowOf[range[0]]]?.[3] ?? 0);
     const where = seen > 0 ? `after ${tokens(seen)}` : "with nothing before it";

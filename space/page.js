@@ -5,10 +5,10 @@ const KEPT = "perplexity-sliding", TYPED_MS = 150, CHARACTERS_A_MS = 100, MILLIO
 const CLEAR = 1.1, VAGUE = 2, EMPTY = 30;
 const TWICE_MS = 500; // in which a second press is one too many
 const COLOURS = {
-  surprise: ["surprise of a word", "Strong colours are big surprises."],
-  token: ["surprise of a token", "Strong colours are big surprises, each token for itself."],
-  rank: ["rank of the guess", "Strong colours are words far down in the list of its guesses."],
-  context: ["tokens before it", "The darker the blue, the more tokens it saw before the word."],
+  surprise: ["word surprise", "Strong colours are big surprises."],
+  token: ["token surprise", "Strong colours are big surprises, each token for itself."],
+  rank: ["rank of guess", "Strong colours are words far down in the list of its guesses."],
+  context: ["tokens before", "The darker the blue, the more tokens it saw before the word."],
   window: ["window", "Words of one colour are guessed in one window; then the next colour begins."],
 };
 const state = { model: PAGE.models[0], window: null, stride: null, start: null, protocol: null, context: "" };
@@ -28,6 +28,9 @@ const line = new Line("score", (words, share, isAlert) => {
   if (asking) markWrong(asking, words);
   if (!editor.isOwn()) byId("answer").classList.add("awaited"); // the number is of another text
 });
+
+const POINT = matchMedia("(pointer: coarse)").matches ? "Tap" : "Point at";
+const hint = () => `Type your own words. ${POINT} a word to see what was expected. ${COLOURS[editor.colouring][1]}`;
 
 function request() {
   return { ...state, text: area.value };
@@ -93,7 +96,7 @@ function putText(text, words) {
   area.value = text;
   area.scrollTop = mirror.scrollTop = 0;
   editor.showWindow(false);
-  say(words ?? HINT);
+  say(words ?? hint());
   editor.lay();
   changed();
 }
@@ -119,7 +122,7 @@ area.addEventListener("input", ({ inputType }) => {
   back.hidden = true;
   typed = area.value;
   hasArrived = inputType === "insertFromPaste";
-  say(HINT.replace("Type your own words, or point", "Point")); // it was done
+  say(`${POINT} a word. ${COLOURS[editor.colouring][1]}`);
   changed();
 });
 // The first words are there to be replaced: who comes to them selects them, but for a finger on a word.
@@ -140,16 +143,17 @@ function showScore(answer) {
   byId("open-share").disabled = false;
   editor.show(answer.text, answer.settings);
   byId("play").hidden = answer.text.windows.length < 2 || !answer.text.slides || Boolean(answer.halves);
-  const { about, figures, give, means, verdict } = wordsOf(answer);
+  const { about, figures, give, isVague, means, verdict } = wordsOf(answer);
   byId("perplexity").replaceChildren(...(about ? [make("small", "", `${about} `)] : []), figures);
   byId("perplexity").classList.toggle("words", answer.perplexity > MILLION);
+  byId("perplexity").classList.toggle("vague", isVague);
   byId("give").textContent = `perplexity${give}`;
   byId("means").textContent = means;
   byId("verdict").textContent = verdict;
-  const { model, window } = answer.settings;
+  const { model, window, longest } = answer.settings, part = window < longest ? `${fmt(window)} of ` : "";
   const isOurs = model === PAGE.models[0];
   byId("who").textContent = `This one is ${isOurs ? "tiny, and has read only old novels" : model}. ` +
-    `It sees ${tokens(window)}, words or parts of words, at a time: its window.`;
+    `It sees ${part}${tokens(longest)}, words or parts of words, at a time: its window.`;
   drawScale(answer);
   tellWorst(answer.worst);
   showLab(answer);
@@ -170,6 +174,7 @@ function wordsOf(answer) {
   return {
     about: wide > VAGUE && perplexity <= MILLION ? "about" : "",
     figures,
+    isVague: wide > EMPTY,
     give: perplexity > MILLION ? "" : wide > EMPTY ? ": the text is too short to say more"
       : !interval ? "" : `, give or take: ${low === high ? low : `${low} to ${high}`}`,
     means: perplexity > vocabulary
@@ -184,6 +189,7 @@ function wordsOfHalves(halves) {
   const left = Math.log(halves[1]) / Math.log(halves[0]); // of the surprise
   return {
     about: "",
+    isVague: false,
     figures: `${first} → ${second}`,
     give: ": the first time → the second",
     means: `As if it chose among ${first} equally likely tokens, and the second time among ${second}.`,
@@ -197,7 +203,7 @@ function tellWorst(worst) {
   const told = byId("story");
   told.replaceChildren();
   if (!worst) return;
-  const word = make("button", `word ${colour(worst.bits / worst.pieces)}`, worst.word); // as in the text
+  const word = make("button", `word ${colour(worst.bits)}`, worst.word);
   word.type = "button";
   word.addEventListener("click", () => editor.reveal(worst.piece));
   const whole = make("span", "whole"); // with its comma
@@ -489,7 +495,7 @@ function markRead(field) {
   const far = ({ value }) => Math.abs(Math.log(value / read));
   const nearest = isNumber && values.reduce((a, b) => (far(b) < far(a) ? b : a));
   view.querySelector(".ps-reading").textContent = !written ? ""
-    : !isNumber ? `Write it as it is printed, such as ${field.placeholder}.`
+    : !isNumber ? `Write it as it is printed, ${field.placeholder}.`
     : fits.length ? `It is ${fits.map(told).join("; ")}. That may be chance.`
     : `No row gives it. The nearest is ${told(nearest)}.`;
 }
@@ -634,7 +640,7 @@ async function arrive() {
   }
   byId("context").value = state.context;
   area.value = text ?? area.value;
-  if (text && text !== kept.text) say(`Somebody sent you this text. ${HINT}`);
+  if (text && text !== kept.text) say(`Somebody sent you this text. ${hint()}`);
   return (text ?? null) !== null || SETTINGS.some((name) => query.get(name));
 }
 
@@ -653,6 +659,7 @@ addEventListener("resize", () => drawScale(result));
 async function begin() {
   wear();
   showScore(PAGE.opening);
+  say(hint());
   if (await arrive()) {
     byId("answer").className = "awaited"; // the number that came with the page is of another text
     byId("numbers").replaceChildren();

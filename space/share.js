@@ -52,7 +52,11 @@ function layCard(draw, size, lines) {
   pieces.lengths.forEach((length, n) => {
     const piece = pieces.text.slice(Math.max(at, before), at + length);
     at += length;
-    for (const part of piece.match(/\n|[^\S\n]+|\S+/g) ?? []) parts.push({ part, name: editor.colourOf(n) });
+    for (const part of piece.match(/\n|[^\S\n]+|\S+/g) ?? []) {
+      const name = editor.colourOf(n), last = parts.at(-1);
+      if (part.trim() && last?.part.trim() && last.name === name) last.part += part; // of one word
+      else parts.push({ part, name });
+    }
   });
   const rows = [[]], most = CARD.width - 2 * CARD.margin;
   let x = 0;

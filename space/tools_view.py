@@ -22,7 +22,7 @@ TOO_SHORT = "The text must have at least"  # begins the metric's refusal
 MARGIN = 0.04  # of the axis, left free at either end
 READ_FIELD = (
     '<p><label class="ps-read">A number you have read: <input type="text" inputmode="decimal" autocomplete="off" '
-    'placeholder="{example:.2f}"></label> <span class="ps-reading" role="status"></span></p>'
+    'placeholder="such as {example:.2f}"></label> <span class="ps-reading" role="status"></span></p>'
 )
 
 

@@ -59,7 +59,7 @@ function teller(data, windowOf) {
       head,
       make("p", "", `The tokenizer splits this into ${own.length} tokens${sum}.`),
       parts(first, last),
-      ...(tops ? [make("p", "ps-note", "At the first of them it expected most:"), guesses(tops, "", 0)] : []),
+      ...(tops ? [make("p", "ps-note", "At the first of them it expected most:"), guesses(tops.slice(0, 3), "", 0)] : []),
     ];
   };
 }

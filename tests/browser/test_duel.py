@@ -162,13 +162,13 @@ def test_bars_show_both_bets_and_the_longer_one_wins(opened):
 @pytest.mark.parametrize("place_bet", [by_mouse, by_finger])
 def test_a_second_player_plays_the_same_words(opened, url, place_bet):
     page = opened("#duel=3&beat=4")
-    page.until(lambda: page.all("#duel .main"))
+    page.until(lambda: page.all(".options"))
     assert "won four of ten" in page.told(".beat")
     page.keys(Keys.ESCAPE)
     page.until(lambda: page.script("return location.hash") == "", "its link stays in the address")
     assert not page.all("#duel") and page.script("return document.activeElement.id") == "open-duel"
     page.click("#open-duel")  # leads back to the friend's words
-    page.until(lambda: page.all("#duel .main"))
+    page.until(lambda: page.all(".options"))
     assert "won four of ten" in page.told(".beat")
     play(page, place_bet)
     won = check_result(page, 3)
@@ -188,7 +188,7 @@ def test_a_second_player_plays_the_same_words(opened, url, place_bet):
 
 def test_what_is_kept_and_what_a_link_says_may_make_no_sense(opened):
     page = opened("#duel=99&beat=<b>1", kept='{"1-whole": ["9", 5], "2-whole": 7}')
-    page.until(lambda: page.all("#duel .main"))
+    page.until(lambda: page.all(".options"))
     assert not page.all(".beat")
     titles = [passage["title"].split(",")[0] for passage in PASSAGES]
     assert any(title in page.told("#duel .body") for title in titles)

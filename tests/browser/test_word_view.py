@@ -123,7 +123,7 @@ def test_the_colours_are_those_of_the_metric(page, metric, bundled):
     inside = {at for word in re.finditer(r"\w+", STORY * 2) for at in range(*word.span())[1:]}
     words = np.cumsum([begin not in inside for begin, _ in scores["offsets"]])
     assert len(set(words)) < len(bits), "a word has several tokens"
-    of_words = [bits[words == word].mean() for word in words]
+    of_words = [bits[words == word].sum() for word in words]
     for colours, values in [("surprise", of_words), ("token", bits)]:
         page.script(
             "colours.value = arguments[0]; colours.dispatchEvent(new Event('change'))", colours
