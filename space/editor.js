@@ -130,8 +130,8 @@ class Editor {
   }
 
   /* The first and the last piece of what is coloured and told of as one. */
-  wordAt(n) {
-    return this.colouring === "surprise" ? this.words[n] : [n, n];
+  wordAt(n, colouring = this.colouring) {
+    return colouring === "surprise" ? this.words[n] : [n, n];
   }
 
   tokensOf([first, last]) {
@@ -142,21 +142,20 @@ class Editor {
     return this.data.pieces.text.slice(this.begins[first], this.begins[last + 1]).replace(/^ +(?=[^ ])/, "");
   }
 
-  colourOf(n) {
-    const { rank, context, bits } = this.data, range = this.tokensOf(this.wordAt(n));
+  colourOf(n, colouring = this.colouring) {
+    const { rank, context, bits } = this.data, [begin, end] = this.wordAt(n, colouring), range = this.tokensOf([begin, end]);
     const own = range ? bits.slice(range[0], range[1] + 1) : [null];
     if (own.includes(null)) return this.classOf(n);
     const [first, last] = range;
-    if (this.colouring === "rank") {
+    if (colouring === "rank") {
       const worst = Math.max(...rank.slice(first, last + 1));
       return "b" + RANKS.filter((edge) => worst > edge).length;
     }
-    if (this.colouring === "context") {
+    if (colouring === "context") {
       const widest = Math.max(1, ...context.map((value) => value ?? 0));
       return "c" + Math.min(5, Math.floor((6 * context[first]) / (widest + 1)));
     }
-    if (this.colouring === "window") return "n" + (this.windowOf[first] % 3);
-    const [begin, end] = this.wordAt(n);
+    if (colouring === "window") return "n" + (this.windowOf[first] % 3);
     return begin === end ? this.classOf(n) : colour(own.reduce((a, b) => a + b));
   }
 

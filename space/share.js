@@ -53,7 +53,7 @@ function layCard(draw, size, lines) {
     const piece = pieces.text.slice(Math.max(at, before), at + length);
     at += length;
     for (const part of piece.match(/\n|[^\S\n]+|\S+/g) ?? []) {
-      const name = editor.colourOf(n), last = parts.at(-1);
+      const name = editor.colourOf(n, "surprise"), last = parts.at(-1);
       if (part.trim() && last?.part.trim() && last.name === name) last.part += part; // of one word
       else parts.push({ part, name });
     }
