@@ -132,7 +132,7 @@ function introduce({ number, beat, known, round, bets }) {
   made.append(
     make("p", "lead", known === "five" ? "Ten more words, with five words before each."
       : "Who guesses ten hidden words better, you or the machine?"),
-    make("p", "", "Tap the word that comes next, again to bet more. The higher bet on the right word wins."),
+    make("p", "", "Tap the next word, up to three times to bet more. The higher bet on the right one wins."),
     make("p", "quiet", `The machine is a tiny language model. It read old novels, not ${titleOf(number)}.${tongue}${keys}`));
   return made;
 }
@@ -295,7 +295,8 @@ function showResult(duel) {
   const more = round.more.length && known === "whole"
     ? [button("Ten more, with five words before each", () => startDuel(number, null, "five"))] : [];
   const another = button("Another text", () => startDuel((number % rounds.length) + 1, null));
-  const again = button("Play it again", () => { keepBets(duel.name, []); startDuel(number, beat, known); });
+  const again = button("Play it again", () => { keepBets(duel.name, []); startDuel(number, beat, known); },
+    duel.isOwn ? "main" : "");
   const row = make("p", "row");
   row.append(...more, another, again);
   show("", heading, ...friend, squares, sending(drawDuel(duel, result), message(duel, result), "duel.png"), lower, explained, row);

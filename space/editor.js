@@ -401,7 +401,7 @@ class Editor {
     const [from, first] = this.data.windows[this.now];
     const forgot = from > 0 ? "; all before is forgotten" : "";
     say(`Window ${fmt(this.now + 1)} of ${fmt(this.data.windows.length)}: the frame is all that the model sees. ` +
-      `It guesses the darker part${forgot}.`);
+      `It guesses the darker part, one stride${forgot}.`);
     const element = this.element(this.pieceOf[first]);
     if (!element) return;
     const top = element.offsetTop - area.scrollTop;

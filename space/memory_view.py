@@ -30,7 +30,7 @@ def memory_view(memory: Memory) -> str:
         "memory. A smaller stride gives every token more of it, and reads the text more often.</p>"
     )
     return (
-        f'<div class="ps-view">{_headline(memory)}{context_curve(memory.by_context)}{overlap}'
+        f'<div class="ps-view">{_headline(memory)}{overlap}{context_curve(memory.by_context)}'
         f"{more + strides if strides else ''}{remark}</div>"
     )
 

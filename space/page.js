@@ -178,7 +178,7 @@ function wordsOf(answer) {
     give: perplexity > MILLION ? "" : wide > EMPTY ? ": the text is too short to say more"
       : !interval ? "" : `, give or take: ${low === high ? low : `${low} to ${high}`}`,
     means: perplexity > vocabulary
-      ? `Worse than a blind choice among the ${tokens(vocabulary)} that it knows.`
+      ? `${interval && interval[0] < vocabulary ? "Perhaps worse" : "Worse"} than a blind choice among the ${tokens(vocabulary)} that it knows.`
       : `As if it chose, each time, among ${figures} equally likely tokens.`,
     verdict,
   };
@@ -195,7 +195,7 @@ function wordsOfHalves(halves) {
     means: `As if it chose among ${first} equally likely tokens, and the second time among ${second}.`,
     verdict: left < 0.5 ? "The second time is no surprise."
       : !forgets ? "It hardly remembers the first time."
-      : left > 0.8 ? "It has forgotten the first time." : "It has forgotten all but what its window repeats.",
+      : left > 0.9 ? "It has forgotten the first time." : "It has forgotten all but what its window repeats.",
   };
 }
 
@@ -207,7 +207,8 @@ function tellWorst(worst) {
   word.type = "button";
   word.addEventListener("click", () => editor.reveal(worst.piece));
   const whole = make("span", "whole"); // with its comma
-  whole.append(word, ",");
+  word.setAttribute("aria-label", `${worst.word}: show it in the text`);
+  whole.append(word, worst.pieces > 1 ? ` (${tokens(worst.pieces)}),` : ",");
   told.append("Biggest surprise: ", whole, ` ${worst.odds}.`);
   if (worst.expected) told.append(" It expected ", make("b", "", quoted(worst.expected)), ".");
 }
@@ -216,7 +217,9 @@ function tellWorst(worst) {
 function drawScale(answer) {
   const { perplexity, interval, landmarks, placed, halves } = answer;
   const scale = byId("scale"), ends = landmarks.map(([, value]) => Math.log(value));
-  const low = -0.2, high = Math.max(...ends, Math.log(Math.max(1, perplexity))) + 0.4;
+  // What is beyond all landmarks stands at the end, and leaves them room.
+  const low = -0.2, farthest = Math.max(...ends), beyond = Math.log(Math.max(1, perplexity));
+  const high = clamp(beyond, farthest, farthest + 1.5) + 0.4;
   const at = (value) => clamp((100 * (Math.log(Math.max(1, value)) - low)) / (high - low), 0, 100);
   const put = (name, from, to, words) => {
     const part = make("span", name, words);
@@ -285,7 +288,7 @@ function teach(answer) {
     editor.step(answer.text.windows.length - 1);
   }
   say(forgets
-    ? `Its window, the frame, now holds only ${tokens(answer.settings.window)}: the first time has fallen out of it.`
+    ? `Its window, the frame, now holds only ${tokens(answer.settings.window)}: the first time has fallen out of it, and every word has fewer before it.`
     : "The second time, it looks back at the first, which is still in its window: that is context.");
 }
 
@@ -322,7 +325,9 @@ async function sayTwice() {
   const once = said.replace(/[\p{L}\p{N}]$/u, "$&."); // else the next beginning is what surprises
   setText(`${once} ${once}`);
   Object.assign(state, { window: null, stride: null, context: "" });
-  if ((await score()) && isPart) say(`The beginning of your text, twice: a window holds no more. ${says.textContent}`);
+  const part = isPart ? "The beginning of your text, twice: a window holds no more. " : "";
+  const stop = once !== said ? "A full stop stands between. " : "";
+  if (await score()) say(`${part}${stop}${says.textContent}`);
 }
 
 /* Draw the window so short that the first time falls out of it, and score again. */
@@ -391,7 +396,7 @@ async function takeSample(path) {
   setText(path === "typed" ? typed : await (await fetch(`samples/${path}`)).text());
   sample.value = path;
 }
-byId("memory").addEventListener("click", ({ target }) => takeSample(target.dataset.sample));
+byId("questions").addEventListener("click", ({ target }) => takeSample(target.dataset.sample));
 file.addEventListener("change", () => { if (file.files[0]) readFile(file.files[0]); file.value = ""; });
 for (const type of ["dragover", "drop"]) {
   stage.addEventListener(type, (event) => {

@@ -118,7 +118,10 @@ def _no_protocol(sweep: Sweep) -> str:
     if not sweep.failed:
         return ""
     short = [escape(one.protocol) for one, reason in sweep.failed if reason.startswith(TOO_SHORT)]
-    said = f"<p>The text is too short for {', '.join(short)}: write more, or choose a shorter window.</p>"
+    said = (
+        f"<p>The text is too short for {', '.join(short)}: write more, or choose a shorter window.</p>"
+        '<button type="button" data-sample="story.txt">A long story</button>'
+    )
     rows = "".join(
         f"<tr><th scope='row'>{_tool(settings)}</th>"
         f"<td colspan='2' class='ps-none'>{escape(reason)}</td></tr>"
