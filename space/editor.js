@@ -9,7 +9,7 @@ const stage = byId("stage"), area = byId("text"), mirror = byId("mirror"), over 
 const says = byId("says"), tip = byId("tip"), band = make("div", "band");
 
 const quoted = (piece) =>
-  piece.trim() ? `“${visible(piece)}”` : piece.includes("\n") ? "a new line" : "a space";
+  /^[\p{P}\p{S}]+$/u.test(piece) ? `the mark ${piece}` : piece.trim() ? `“${visible(piece)}”` : piece.includes("\n") ? "a new line" : "a space";
 
 /* Pieces of a scored text laid over what stands in the box now: those before and behind a change stay.
    Gives lengths and classes of what is to be shown, and which piece each of them is, -1 for none. */

@@ -179,7 +179,7 @@ function wordsOf(answer) {
       : !interval ? "" : `, give or take: ${low === high ? low : `${low} to ${high}`}`,
     means: perplexity > vocabulary
       ? `${interval && interval[0] < vocabulary ? "Perhaps worse" : "Worse"} than a blind choice among the ${tokens(vocabulary)} that it knows.`
-      : `As if it chose, each time, among ${figures} equally likely tokens.`,
+      : `As if it chose, each time, among ${figures} equally likely tokens (words or parts of words).`,
     verdict,
   };
 }
@@ -559,7 +559,8 @@ function showLab({ settings, recipe, numbers, notes }) {
     if (!isTyped) field.value = field.dataset.shown = values[name] ?? "";
     if (field.validity.valid) markWrong(field, "");
   }
-  byId("idea").textContent = known.idea;
+  const isApart = protocol === "sliding" && settings.stride === settings.window;
+  byId("idea").textContent = isApart ? "Windows stand side by side, and every token is scored exactly once." : known.idea;
   byId("recipe").textContent = recipe;
   byId("numbers").replaceChildren(...numbers.map(([name, value, words]) => {
     const row = make("div");
@@ -596,23 +597,24 @@ async function address() {
 }
 async function followAddress() {
   const to = await address();
-  if (isAsked) history.replaceState({ ...request(), dialog: history.state?.dialog }, "", to);
+  if (isAsked) history.replaceState({ ...history.state, ...request(), sample: sample.value }, "", to);
 }
 
 /* A step of the browser's history: another text, or a dialog. */
 function pushStep(step) {
-  history.replaceState({ ...history.state, ...request() }, "");
+  history.replaceState({ ...history.state, ...request(), sample: sample.value }, "");
   history.pushState(step, "");
 }
 addEventListener("popstate", ({ state: kept }) => {
   if (!kept) return; // another link was put into the address: it is loaded
   document.querySelector("dialog")?.close();
   if (readDuelLink()) history.replaceState(kept, "", location.pathname + location.search);
-  const { text, dialog, ...settings } = kept;
+  const { text, dialog, sample: path, ...settings } = kept;
   if (text === undefined || text === area.value) return;
   endLesson();
   Object.assign(state, settings);
   putText(text);
+  sample.value = path;
   back.hidden = true;
   byId("context").value = state.context;
 });

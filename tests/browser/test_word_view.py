@@ -346,6 +346,9 @@ def test_the_browser_s_back_closes_a_dialog_and_brings_the_text_before_back(page
     page.browser.back()
     page.until(lambda: page.text == "Typed by a visitor.")
     assert page.scored() == score
+    page.browser.forward()
+    page.until(lambda: "Jack" in page.text)
+    assert page.one("#sample").get_property("value") == "rhyme.txt", "it says what is shown"
 
 
 def test_the_picture_to_share_shows_the_text_and_one_message_has_all(page, url):
