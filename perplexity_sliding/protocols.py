@@ -152,8 +152,8 @@ ROWS = (
         "sliding",
         source="this metric",
         description=(
-            "Windows overlap, and every token is scored exactly once, with as much context as the "
-            "stride leaves it."
+            "Windows overlap where the stride is shorter, and every token is scored exactly once, with "
+            "as much context as the stride leaves it."
         ),
         stride="half",
         start="chosen",

@@ -173,7 +173,6 @@ def worst_word(scored: Scored) -> dict | None:
         "piece": worst.piece,
         "bits": in_bits(worst.nll),
         "odds": odds(worst.nll),
-        "pieces": round(worst.nll / worst.nll_per_piece) if 0 < worst.nll < math.inf else 1,
         "expected": expected_instead(scored, worst.begin),
     }
 

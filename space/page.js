@@ -208,7 +208,8 @@ function tellWorst(worst) {
   word.addEventListener("click", () => editor.reveal(worst.piece));
   const whole = make("span", "whole"); // with its comma
   word.setAttribute("aria-label", `${worst.word}: show it in the text`);
-  whole.append(word, worst.pieces > 1 ? ` (${tokens(worst.pieces)}),` : ",");
+  const [first, last] = editor.tokensOf(editor.words[worst.piece]);
+  whole.append(word, last > first ? ` (${tokens(last - first + 1)}),` : ",");
   told.append("Biggest surprise: ", whole, ` ${worst.odds}.`);
   if (worst.expected) told.append(" It expected ", make("b", "", quoted(worst.expected)), ".");
 }
@@ -559,8 +560,7 @@ function showLab({ settings, recipe, numbers, notes }) {
     if (!isTyped) field.value = field.dataset.shown = values[name] ?? "";
     if (field.validity.valid) markWrong(field, "");
   }
-  const isApart = protocol === "sliding" && settings.stride === settings.window;
-  byId("idea").textContent = isApart ? "Windows stand side by side, and every token is scored exactly once." : known.idea;
+  byId("idea").textContent = known.idea;
   byId("recipe").textContent = recipe;
   byId("numbers").replaceChildren(...numbers.map(([name, value, words]) => {
     const row = make("div");
@@ -608,6 +608,7 @@ function pushStep(step) {
 addEventListener("popstate", ({ state: kept }) => {
   if (!kept) return; // another link was put into the address: it is loaded
   document.querySelector("dialog")?.close();
+  // A duel that was closed is not opened again by a reload.
   if (readDuelLink()) history.replaceState(kept, "", location.pathname + location.search);
   const { text, dialog, sample: path, ...settings } = kept;
   if (text === undefined || text === area.value) return;
