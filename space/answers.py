@@ -94,8 +94,8 @@ def text_data(scored: Scored) -> dict:
     data = token_data(scored, segments)
     pairs = [pair for word in word_pieces(segments, text) for pair in itertools.pairwise(word)]
     return data | {
-        # pieces that go on with the word of the one before
-        "joins": [b for a, b in pairs if b == a + 1 and pieces[a].strip()],
+        # pieces that go on with the word of the one before, or come after the space that begins it
+        "joins": [b for a, b in pairs if b == a + 1 and "\n" not in pieces[a]],
         "alternatives": data["alternatives"] and expected_words(scored, data["alternatives"]),
         "pieces": {"text": text, **piece_columns(pieces, colours)},
         "before": utf16_length(scored.settings.context),

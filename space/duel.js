@@ -144,6 +144,14 @@ function below(...parts) {
   return made;
 }
 
+/* Ten bars, of the colour of who won each word; what a screen reader needs of it is in the score. */
+function progressOf(duel, now = -1) {
+  const { owners } = scoreDuel(duel), line = make("div", "progress");
+  line.ariaHidden = "true";
+  for (let n = 0; n < GAPS; n++) line.append(make("i", owners[n] ?? (n === now ? "now" : "")));
+  return line;
+}
+
 /* The running score, as both read it. */
 function scoreLine(duel) {
   const { you, model } = scoreDuel(duel);
@@ -170,7 +178,8 @@ function playGap(duel, introduction = "") {
   group.setAttribute("role", "group");
   group.setAttribute("aria-label", `Word ${number + 1} of ${GAPS}: ${lastWords(duel.round.text, gap.at, 12)}, blank`);
   group.append(...options);
-  show(`${number + 1} of ${GAPS}`, introduction, number ? scoreLine(duel) : "", text, below(group, most), reveal);
+  const score = number ? scoreLine(duel) : "";
+  show(`${number + 1} of ${GAPS}`, progressOf(duel, number), introduction, score, text, below(group, most), reveal);
   text.scrollTop = text.scrollHeight;
   group.focus({ preventScroll: true });
   if (!introduction) text.scrollIntoView({ block: "nearest" });
@@ -229,7 +238,7 @@ function showWord(duel) {
   const rule = ` · The longer bar on the right word wins it; a blind guess, ${asPercent(NO_IDEA)}, wins nothing.`;
   const key = paragraph("quiet key", make("i", "you"), " you ", make("i", "its"), " the machine", number ? "" : rule);
   const text = textSoFar(duel, number, true);
-  show(`${number + 1} of ${GAPS}`, scoreLine(duel), text, below(verdict, table, key), next);
+  show(`${number + 1} of ${GAPS}`, progressOf(duel), scoreLine(duel), text, below(verdict, table, key), next);
   text.scrollTop = text.scrollHeight;
   next.focus({ preventScroll: true });
   verdict.scrollIntoView({ block: "nearest" });

@@ -115,8 +115,8 @@ class Editor {
   look(place) {
     const n = this.ids[place], range = n < 0 ? null : this.segments[n];
     if (n < 0) return "plain";
-    const [first, last] = this.wordAt(n), ends = `${first < n ? " goes-on" : ""}${last > n ? " is-open" : ""}`;
-    const colour = this.colourOf(n) + ends;
+    const [first, last] = this.wordAt(n), isBegun = first < n && this.textOf([n - 1, n - 1]).trim();
+    const colour = this.colourOf(n) + (isBegun ? " goes-on" : "") + (last > n ? " is-open" : "");
     if (!range || !this.isShown()) return colour;
     const [from, fresh, end] = this.span();
     const part = range[0] < from || range[0] >= end ? "unseen" : range[0] < fresh ? "seen" : "guessed";
@@ -142,10 +142,12 @@ class Editor {
     return this.data.pieces.text.slice(this.begins[first], this.begins[last + 1]).replace(/^ +(?=[^ ])/, "");
   }
 
+  /* The class of a piece's colour.  A space that is a token of its own is part of its word, and has none. */
   colourOf(n, colouring = this.colouring) {
     const { rank, context, bits } = this.data, [begin, end] = this.wordAt(n, colouring), range = this.tokensOf([begin, end]);
     const own = range ? bits.slice(range[0], range[1] + 1) : [null];
     if (own.includes(null)) return this.classOf(n);
+    if (begin < end && !this.textOf([n, n]).trim()) return "plain";
     const [first, last] = range;
     if (colouring === "rank") {
       const worst = Math.max(...rank.slice(first, last + 1));

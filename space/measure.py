@@ -157,10 +157,21 @@ def measure_tools(
     return own, others
 
 
-def measure_contexts(loaded: LoadedModel, text: str, settings: Settings, callback) -> list[dict]:
-    """Compute the perplexity of the same tokens with decreasing context, as `by_context_length`."""
+def measure_contexts(
+    loaded: LoadedModel, text: str, settings: Settings, callback, num_tokens: int
+) -> list[dict]:
+    """Compute the perplexity of the same tokens with increasing context, as `by_context_length`.
+
+    In a text that one window holds, half of the tokens at least have each of the contexts.
+    """
     arguments = settings.arguments() | {"context_lengths": "doubling"}
     del arguments["stride"]  # half of the shortest length
+    if num_tokens <= settings.window:
+        lengths = [2**power for power in range(1, num_tokens.bit_length() - 1)]
+        if len(lengths) < 2:
+            return []
+        del arguments["max_length"]
+        arguments["context_lengths"] = lengths
     return _compute(loaded, text, callback, arguments)["by_context_length"]
 
 

@@ -15,9 +15,8 @@ def memory_view(memory: Memory) -> str:
     """Say what the longest memory is worth, and draw both curves."""
     if not memory.by_context:
         return (
-            '<div class="ps-view"><p>The text fits into one window: every word is guessed from all that '
-            "stands before it. Say it twice, and let it forget, to see what memory is worth; or try "
-            'a longer text.</p><button type="button" data-sample="story.txt">A long story</button></div>'
+            '<div class="ps-view"><p>So few words leave nothing to forget. Write on, or try a longer text.</p>'
+            '<button type="button" data-sample="story.txt">A long story</button></div>'
         )
     remark = f'<p class="ps-note">{escape(memory.remark)}</p>' if memory.remark else ""
     strides = setting_curve(memory.strides) if len(memory.strides) > 1 else ""

@@ -4,12 +4,13 @@ const KEPT = "perplexity-sliding", TYPED_MS = 150, CHARACTERS_A_MS = 100, MILLIO
 // An interval's upper end is so many times its lower one, of a clear number, a vague one, and an empty one.
 const CLEAR = 1.1, VAGUE = 2, EMPTY = 30;
 const TWICE_MS = 500; // in which a second press is one too many
+// Of each: its name, the classes of its colours, and what the first and the last of them say.
 const COLOURS = {
-  surprise: ["word surprise", "Strong colours are big surprises."],
-  token: ["token surprise", "Strong colours are big surprises, each token for itself."],
-  rank: ["rank of guess", "Strong colours are words far down in the list of its guesses."],
-  context: ["tokens before", "The darker the blue, the more tokens it saw before the word."],
-  window: ["window", "Words of one colour are guessed in one window; then the next colour begins."],
+  surprise: ["word surprise", ["b0", "b1", "b2", "b3", "b4", "b5"], "expected", "surprising"],
+  token: ["token surprise", ["b0", "b1", "b2", "b3", "b4", "b5"], "expected", "surprising, token by token"],
+  rank: ["rank of guess", ["b0", "b1", "b2", "b3", "b4", "b5"], "its first guess", "far down its list"],
+  context: ["tokens before", ["c0", "c1", "c2", "c3", "c4", "c5"], "few tokens before it", "many"],
+  window: ["window", ["n0", "n1", "n2"], "guessed in one window", "in the next ones"],
 };
 const state = { model: PAGE.models[0], window: null, stride: null, start: null, protocol: null, context: "" };
 let result = PAGE.opening; // the last score
@@ -30,7 +31,13 @@ const line = new Line("score", (words, share, isAlert) => {
 });
 
 const POINT = matchMedia("(pointer: coarse)").matches ? "Tap" : "Point at";
-const hint = () => `Type your own words. ${POINT} a word to see what was expected. ${COLOURS[editor.colouring][1]}`;
+const HINT = `Type your own words. ${POINT} a word to see what was expected.`;
+
+/* Say what the colours mean. */
+function drawLegend() {
+  const [, names, low, high] = COLOURS[editor.colouring];
+  byId("legend").replaceChildren(low, ...names.map((name) => make("i", name)), high);
+}
 
 function request() {
   return { ...state, text: area.value };
@@ -96,7 +103,7 @@ function putText(text, words) {
   area.value = text;
   area.scrollTop = mirror.scrollTop = 0;
   editor.showWindow(false);
-  say(words ?? hint());
+  say(words ?? HINT);
   editor.lay();
   changed();
 }
@@ -122,7 +129,7 @@ area.addEventListener("input", ({ inputType }) => {
   back.hidden = true;
   typed = area.value;
   hasArrived = inputType === "insertFromPaste";
-  say(`${POINT} a word. ${COLOURS[editor.colouring][1]}`);
+  say(`${POINT} a word to see what was expected.`);
   changed();
 });
 // The first words are there to be replaced: who comes to them selects them, but for a finger on a word.
@@ -169,15 +176,16 @@ function wordsOf(answer) {
   const { perplexity, interval, verdict, text, halves, settings: { vocabulary } } = answer;
   if (halves) return wordsOfHalves(halves);
   const wide = !text.averaged ? 1 : interval ? interval[1] / interval[0] : Infinity;
-  const figures = inFigures(perplexity, wide > CLEAR ? 2 : 0);
+  const figures = inFigures(perplexity, wide > CLEAR ? 2 : 0), isVague = wide > EMPTY;
   const [low, high] = (interval ?? []).map((end) => inFigures(end, wide > CLEAR ? 2 : 3));
   return {
     about: wide > VAGUE && perplexity <= MILLION ? "about" : "",
     figures,
-    isVague: wide > EMPTY,
-    give: perplexity > MILLION ? "" : wide > EMPTY ? ": the text is too short to say more"
-      : !interval ? "" : `, give or take: ${low === high ? low : `${low} to ${high}`}`,
-    means: perplexity > vocabulary
+    isVague,
+    give: perplexity > MILLION || isVague || !interval ? ""
+      : `; more text like it: ${low === high ? low : `${low} to ${high}`}`,
+    means: isVague ? "Of so few words it says little yet. Write on."
+      : perplexity > vocabulary
       ? `${interval && interval[0] < vocabulary ? "Perhaps worse" : "Worse"} than a blind choice among the ${tokens(vocabulary)} that it knows.`
       : `As if it chose, each time, among ${figures} equally likely tokens (words or parts of words).`,
     verdict,
@@ -195,7 +203,7 @@ function wordsOfHalves(halves) {
     means: `As if it chose among ${first} equally likely tokens, and the second time among ${second}.`,
     verdict: left < 0.5 ? "The second time is no surprise."
       : !forgets ? "It hardly remembers the first time."
-      : left > 0.9 ? "It has forgotten the first time." : "It has forgotten all but what its window repeats.",
+      : left > 0.8 ? "It has forgotten the first time." : "It has forgotten all but what its window repeats.",
   };
 }
 
@@ -233,7 +241,10 @@ function drawScale(answer) {
   const known = landmarks.map(([name, value]) => `${name} ${number(value)}`);
   scale.setAttribute("aria-label", `A scale: ${known.join(", ")}${placed ? `; your text ${wordsOf(answer).figures}` : ""}`);
   if (placed && !halves && answer.text.averaged) put("range", ...(interval?.map(at) ?? [0, 100]));
-  if (placed && halves) put("own first", at(halves[0]), null);
+  if (placed && halves) {
+    put("way", ...halves.map(at).sort((a, b) => a - b));
+    put("own first", at(halves[0]), null);
+  }
   if (placed) put("own", at(halves ? halves[1] : perplexity), null);
   const marks = landmarks.map(([name, value]) => {
     put("tick", at(value), null);
@@ -497,7 +508,7 @@ function markRead(field) {
     row.classList.toggle("ps-fits", fits.some(({ tool }) => row.contains(tool)));
   }
   const told = ({ tool, name, value }) =>
-    `the ${name.replaceAll("_", " ")} of ${tool.dataset.protocol}, ${value.toFixed(4)}`;
+    `the ${name.replaceAll("_", " ")} of ${tool.dataset.protocol}, ${number(value)}`;
   const far = ({ value }) => Math.abs(Math.log(value / read));
   const nearest = isNumber && values.reduce((a, b) => (far(b) < far(a) ? b : a));
   view.querySelector(".ps-reading").textContent = !written ? ""
@@ -517,7 +528,7 @@ for (const name of PAGE.starts) byId("start").append(new Option(name));
 for (const [name, [words]] of Object.entries(COLOURS)) byId("colours").append(new Option(words, name));
 byId("colours").addEventListener("change", ({ target }) => {
   editor.recolour(target.value);
-  say(COLOURS[target.value][1]);
+  drawLegend();
 });
 for (const name of SETTINGS) {
   byId(name).addEventListener("change", ({ target }) => {
@@ -648,7 +659,7 @@ async function arrive() {
   }
   byId("context").value = state.context;
   area.value = text ?? area.value;
-  if (text && text !== kept.text) say(`Somebody sent you this text. ${hint()}`);
+  if (text && text !== kept.text) say(`Somebody sent you this text. ${HINT}`);
   return (text ?? null) !== null || SETTINGS.some((name) => query.get(name));
 }
 
@@ -667,7 +678,8 @@ addEventListener("resize", () => drawScale(result));
 async function begin() {
   wear();
   showScore(PAGE.opening);
-  say(hint());
+  drawLegend();
+  say(HINT);
   if (await arrive()) {
     byId("answer").className = "awaited"; // the number that came with the page is of another text
     byId("numbers").replaceChildren();

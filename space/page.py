@@ -10,6 +10,7 @@ import html
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
@@ -61,13 +62,11 @@ def page_data(service: Service, calls: dict[str, int]) -> dict:
     """
     job = Job(service.limits.seconds)
     opening = service.score(OPENING, service.default_settings, job)
-    sample = (FOLDER / "story.txt").read_text(encoding="utf-8")[:2000]
-    tools = service.every_protocol(sample, service.default_settings, job)
     return {
         "calls": calls,
         "title": TITLE,
         "opening": score_answer(opening, service.landmarks(BUNDLED, job)),
-        "tools": headline(tools),
+        "teasers": teasers(service, job),
         "samples": samples(),
         "models": [BUNDLED, ROUNDED, *SUGGESTED],
         "other": ROUNDED,
@@ -79,6 +78,26 @@ def page_data(service: Service, calls: dict[str, int]) -> dict:
         },
         "limits": {"characters": service.limits.characters},
     }
+
+
+def teasers(service: Service, job: Job) -> dict[str, str]:
+    """Answer the page's questions for one of its samples, in a line each."""
+    sample, settings = (FOLDER / "opening.txt").read_text(encoding="utf-8"), service.default_settings
+    tools = service.every_protocol(sample, settings, job)
+    short, *_, long = service.memory(sample, settings, job).by_context
+    rounded = service.score(sample, replace(settings, model=ROUNDED), job)
+    worse = _change(rounded.result, tools.scored[0].result)
+    return {
+        "memory": f"A story: perplexity {_change(long, short)} with {long['context_length']} tokens in sight "
+        f"than with {short['context_length']}",
+        "tools": f"No. The same story: {headline(tools)}",
+        "models": f"The same story: perplexity {worse} with weights rounded to 4 bits",
+    }
+
+
+def _change(result: dict, reference: dict) -> str:
+    change = result["perplexity"] / reference["perplexity"] - 1
+    return f"{abs(change):.0%} {'lower' if change < 0 else 'higher'}".replace("%", " %")
 
 
 def launch_options(blocks: gr.Blocks) -> dict:
@@ -132,8 +151,7 @@ def write_page(data: dict) -> str:
         "text": html.escape(opening["text"]["pieces"]["text"]),
         "perplexity": f"<small>about </small>{float(rounded):,.0f}",
         "verdict": html.escape(opening["verdict"]),
-        "tools": html.escape(data["tools"]),
-    }
+    } | {question: html.escape(words) for question, words in data["teasers"].items()}
     document = (HERE / "page.html").read_text(encoding="utf-8")
     for name, value in filled.items():
         document = document.replace(f"{{{{{name}}}}}", value)

@@ -110,7 +110,7 @@ class Memory:
 
     Attributes:
         by_context: the metric's perplexities of the same tokens by length of context, the shortest
-            first; empty where the text fits into one window.
+            first; empty for a few words.
         strides: results, the widest stride first.
         remark: what was left out and why, or None.
     """
@@ -252,9 +252,10 @@ class Service:
             full = settings.for_model(loaded.window, clip=True)
             widest = full.arguments() | {"stride": [full.window]}
             [whole] = measure_several(loaded, text, job.computing(), **widest)
+            shorter = job.computing("Shorter windows")
+            by_context = measure_contexts(loaded, text, full, shorter, whole["num_tokens"])
             if whole["num_windows"] < 2:
-                return Memory([], [whole])
-            by_context = measure_contexts(loaded, text, full, job.computing("Shorter windows"))
+                return Memory(by_context, [whole])
             strides = sorted({max(1, full.window >> halvings) for halvings in range(5)})[::-1]
             arguments = full.arguments() | {"stride": strides}
             try:

@@ -87,7 +87,7 @@ function layCard(draw, size, lines) {
 
 async function drawCard() {
   const { canvas, draw } = await beginCard(), colours = lightColours(), { margin, width, height } = CARD;
-  const top = 32, room = 396, line = 1.5; // of the text
+  const top = 28, room = 392, line = 1.5; // of the text
   let laid, size;
   for (size of [128, 108, 88, 76, 64, 52, 42, 34, 28]) {
     laid = layCard(draw, size, Math.floor(room / (line * size)));
@@ -105,12 +105,12 @@ async function drawCard() {
     y += line * size;
   }
   const { about, figures, verdict } = wordsOf(result), { worst } = result, number = `${about} ${figures}`.trim();
-  const wide = write(draw, number, margin, 524, number.length > 9 ? 48 : 80, { weight: 700 });
-  write(draw, "perplexity", margin, 560, 26, { ink: "#566074" });
+  const wide = write(draw, number, margin, 512, number.length > 9 ? 48 : 80, { weight: 700 });
+  write(draw, "perplexity", margin, 546, 26, { ink: "#566074" });
   const beside = margin + Math.max(wide, 140) + 48, most = width - margin - beside;
-  write(draw, verdict, beside, 480, 30, { weight: 600, most });
-  if (worst) write(draw, `Biggest surprise: “${worst.word}”, ${worst.odds}`, beside, 524, 30, { most });
-  write(draw, `And your words? ${shortAddress()}`, margin, height - 26, 26, { ink: "#3b4fc4", weight: 600 });
+  write(draw, verdict, beside, 468, 30, { weight: 600, most });
+  if (worst) write(draw, `Biggest surprise: “${worst.word}”, ${worst.odds}`, beside, 512, 30, { most });
+  write(draw, `And your words? ${shortAddress()}`, margin, height - 40, 26, { ink: "#3b4fc4", weight: 600 });
   draw.fillStyle = "#a3271b";
   draw.fillRect(0, 0, width, 12);
   return finish(canvas);

@@ -72,9 +72,10 @@ def _group(group: Sequence[Scored], first: Scored, axis) -> str:
     """Write one row of the dot plot, with collapsed details."""
     names = ", ".join(escape(scored.settings.protocol) for scored in group)
     is_own = " ps-own" if first in group else ""
+    whose = "; ".join(escape(guide(scored.settings.protocol).tool) for scored in group)
     tools = "".join(_tool_part(scored, first) for scored in group)
     return (
-        f'<details class="ps-group{is_own}"><summary><span class="ps-names">{names}</span>'
+        f'<details class="ps-group{is_own}"><summary><span class="ps-names">{names}<small>{whose}</small></span>'
         f"<b>{number(group[0].result['perplexity'])}</b>{_dots(group[0], first, axis)}</summary>"
         f"<small>{_picture_title(first)}</small>{tools}</details>"
     )

@@ -81,10 +81,7 @@ REFUSED = {
     "settings of --find": (["--find=9", "--stride=4"], "--find cannot be combined with --stride."),
     "a sentence as a table": (["--cite", "-o=a.csv"], "--cite cannot be combined with --format."),
     "margin of nothing": (["--margin=0.1"], "--margin must be left out without --reference"),
-    "output nowhere": (
-        ["--output=nowhere/a.csv"],
-        "--output must be a file in a writable folder",
-    ),
+    "output nowhere": (["--output=no/a.csv"], "--output must be a file in a writable folder"),
     "output of no kind": (["--output=a.xyz"], "--output must end in .txt, .md"),
     "output over a text": (["--output=a.txt"], "--output must not be one of the files to read"),
     "a column of a text": (["--id-column=id"], "--id-column requires a table, a name that ends in"),

@@ -257,12 +257,12 @@ def _legend(model: str) -> str:
     low, middle, high = (f"{edge:g}" for edge in CHANGE_EDGES)
     spans = (f"by over {high} bits", f"{middle}–{high} bits", f"{low}–{middle}")
     entries = [
-        *zip(("w3", "w2", "w1"), (f"better with {model}", "better", "better"), spans),
+        *zip(("w3", "w2", "w1"), ("much better", "better", "slightly better"), spans),
         ("", "about the same", f"under {low} bits"),
-        *zip(("v1", "v2", "v3"), ("worse", "worse", f"worse with {model}"), spans[::-1]),
+        *zip(("v1", "v2", "v3"), ("slightly worse", "worse", "much worse"), spans[::-1]),
     ]
     boxes = "".join(
         f'<li><span class="ps-box {colour}">{escape(name)}</span><small>{span}</small></li>'
         for colour, name, span in entries
     )
-    return f'<div class="ps-legend"><ul>{boxes}</ul></div>'
+    return f'<div class="ps-legend"><p class="ps-note">What {escape(model)} makes of each piece:</p><ul>{boxes}</ul></div>'

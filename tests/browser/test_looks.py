@@ -77,10 +77,7 @@ def test_a_finger_hits_every_control_and_nothing_scrolls_sideways(phone):
 
 def test_a_phone_shows_words_number_and_buttons_and_types_at_once(phone):
     for shown in ("#text", "#twice", "#open-duel", "#number", "#verdict"):
-        top, bottom = phone.script(
-            "const r = arguments[0].getBoundingClientRect(); return [r.top, r.bottom]",
-            phone.one(shown),
-        )
+        _, top, _, bottom = phone.script(BOX, phone.one(shown))
         assert top >= 0 and bottom <= PHONE["height"], shown
     phone.touch(phone.all("#mirror [data-n]")[1])
     phone.until(lambda: "“old”: a chance of" in phone.told("#says"))
@@ -94,10 +91,7 @@ def test_a_phone_shows_words_number_and_buttons_and_types_at_once(phone):
     phone.scored()
     # Above a keyboard that takes half of the screen, what one types is in sight.
     phone.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", PHONE | {"height": 420})
-    bottom = phone.script(
-        "return document.querySelector('#mirror [data-n]').getBoundingClientRect().bottom"
-    )
-    assert 0 < bottom < 420
+    assert 0 < phone.script(BOX, phone.one("#mirror [data-n]"))[3] < 420
 
 
 def test_four_times_as_large_everything_is_there(browser, url):

@@ -21,7 +21,7 @@ PIECES = "#mirror [data-n]"
 HEARD = "return [...document.querySelectorAll('.handle')].map((one) => one.ariaValueNow)"
 PLACES = """
 const places = {};
-for (const id of ["stage", "says", "twice", "open-duel", "open-share", "number", "verdict", "teaser"]) {
+for (const id of ["stage", "says", "twice", "open-duel", "open-share", "number", "verdict", "models"]) {
   const { top, left } = document.getElementById(id).getBoundingClientRect();
   places[id] = [Math.round(left), Math.round(top + scrollY)];
 }
@@ -72,7 +72,7 @@ def test_a_first_visit_asks_for_one_file_and_moves_nothing(browser, url):
 
 
 def test_the_first_screen_is_ones_words_a_number_and_two_buttons(page):
-    for shown in ("#text", "#number", "#verdict", "#twice", "#open-duel", "#teaser"):
+    for shown in ("#text", "#number", "#verdict", "#twice", "#open-duel", ".teaser"):
         assert page.script(BOX, page.one(shown))[3] <= 800, shown
     size = page.script(
         "return parseFloat(getComputedStyle(document.getElementById('text')).fontSize)"

@@ -29,5 +29,5 @@ def test_no_view_lets_a_visitors_text_become_html(service):
 def test_data_in_the_page_ends_no_script():
     text = {"pieces": {"text": "</script><b>&"}}
     opening = {"text": text, "perplexity": 9.0, "verdict": "<b>"}
-    page = write_page({"opening": opening, "tools": "<i>"})
+    page = write_page({"opening": opening, "teasers": {"tools": "<i>"}})
     assert page.count("</script>") == 3 and "&lt;/script&gt;&lt;b&gt;&amp;" in page

@@ -22,13 +22,10 @@ def text_of(parts):
 
 def conclusions(value):
     """Everything in a result that is, or follows from, an interval."""
-    entries = value.values() if isinstance(value, dict) else value
-    own = (
-        [value[name] for name in value if name.endswith(("interval", "pvalue", "sample", "scope"))]
-        if isinstance(value, dict)
-        else []
-    )
-    nested = (entry for entry in entries if isinstance(entry, (dict, list)))
+    entries = list(value.items() if isinstance(value, dict) else enumerate(value))
+    ends = "interval", "pvalue", "sample", "scope"
+    own = [entry for name, entry in entries if str(name).endswith(ends)]
+    nested = (entry for _, entry in entries if isinstance(entry, (dict, list)))
     return own + [found for entry in nested for found in conclusions(entry)]
 
 
@@ -58,3 +55,10 @@ def test_memory(service, parts, shown):
     assert any(conclusions(list(memory.by_context))) == shown
     interval = memory.by_context[0]["ratio_to_longest"]["interval"]  # of fewer parts than the text
     assert ("too short for an interval" in memory_view(memory)) == (interval is None)
+
+
+@pytest.mark.parametrize("length, lengths", [(7, []), (8, [2, 4]), (WINDOW, [2, 4, 8, 16, 32])])
+def test_memory_within_one_window(service, length, lengths):
+    memory = service.memory(text_of(1)[:length], Settings(BUNDLED, WINDOW, 16), Job(60))
+    assert [group["context_length"] for group in memory.by_context] == lengths
+    assert ("leave nothing to forget" in memory_view(memory)) == (lengths == [])

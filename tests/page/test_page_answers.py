@@ -87,6 +87,18 @@ def test_samples_and_rounds_are_served(page):
     assert len(httpx.get(f"{page.url}duel.json").json()) >= 3
 
 
+def test_what_is_said_of_a_sample_is_what_its_questions_answer(page):
+    asked = {"text": httpx.get(f"{page.url}samples/opening.txt").text, "other": "demo_model-4bit"}
+    shown = {"tools": r"text: ([\d., to]+)<", "models": r"× ([\d.]+)", "memory": r"([−+][\d.]+) %"}
+    for name, pattern in shown.items():
+        html = last_answer(page, name, asked, f"s-{name}")["result"]["html"]
+        found = re.search(pattern, html)[1].replace("−", "-")
+        if name != "tools":
+            change = float(found) if name == "memory" else 100 * float(found) - 100
+            found = f"{abs(change):.0f} % {'lower' if change < 0 else 'higher'} with"
+        assert found in page.page_data["teasers"][name]
+
+
 @pytest.mark.parametrize("name", ["score", "memory", "tools", "models", "cite"])
 def test_each_question_of_the_page_is_answered(page, name):
     asked = {"text": STORY, "window": 64, "stride": 32, "other": "owner/words"}

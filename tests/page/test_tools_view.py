@@ -74,7 +74,7 @@ def test_tools_of_equal_results_are_one_row(service):
     assert page.count("<summary>") == len(groups)
     assert page.count("data-protocol=") == len(sweep.scored)
     names = [one.settings.protocol for one in max(groups, key=len)]
-    assert f'<span class="ps-names">{", ".join(names)}</span>' in page
+    assert f'<span class="ps-names">{", ".join(names)}<small>' in page
 
 
 @pytest.mark.parametrize(
