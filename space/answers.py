@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from scipy.special import stdtrit
 
 from perplexity_sliding.views.text import (
+    bits_colour,
     count,
     in_bits,
     most_surprising,
@@ -38,7 +39,7 @@ FOREIGN = "It has read English only; this looks like another language."
 UNKNOWN = "Full of what it has never met: it has read old novels only."
 UNEXPECTED = "Words that it did not expect together."
 SHORT = "Too few words to compare."
-EMPTY = 30  # times its lower end is the upper one of an interval that says nothing, as on the page
+EMPTY = 100  # times its lower end is the upper one of an interval that says nothing
 BROKEN = 2.5  # tokens of a word, on average, in a text of words that the model does not know
 FEWEST_KEYS = 40  # tokens of a text that may be called as surprising as random keys
 
@@ -48,6 +49,8 @@ def score_answer(scored: Scored, landmarks: Sequence[Landmark]) -> dict:
     result, settings = scored.result, scored.settings
     interval = interval_of(scored)
     said = verdict(result["perplexity"], interval, landmarks)
+    is_vague = interval is None or interval[1] > EMPTY * interval[0]
+    is_vague = is_vague and averages_tokens(scored)
     is_placed, reads = True, reads_english(scored)
     if reads and is_foreign(scored.text) and math.isfinite(result["perplexity"]):
         known = dict(landmarks).get(LANGUAGE, math.inf)
@@ -57,11 +60,12 @@ def score_answer(scored: Scored, landmarks: Sequence[Landmark]) -> dict:
         num_words = len(LETTERS.findall(scored.text))
         is_broken = result["num_tokens"] > BROKEN * num_words
         said = UNKNOWN if reads and is_broken else UNEXPECTED
-    elif averages_tokens(scored) and (interval is None or interval[1] > EMPTY * interval[0]):
+    elif is_vague:
         said = SHORT
     return {
         "perplexity": _finite(result["perplexity"]),
         "interval": interval and [_finite(end) for end in interval],
+        "vague": is_vague,  # whether the number says little
         "verdict": said,
         "placed": is_placed,  # whether its place on the scale says what the verdict does
         "landmarks": [[mark.name, _finite(mark.perplexity)] for mark in landmarks],
@@ -166,8 +170,13 @@ def interval_of(scored: Scored) -> Sequence[float] | None:
 
 
 def worst_word(scored: Scored) -> dict | None:
-    """Return the word that surprised most per piece, its chance and what was expected."""
-    worst = next(iter(most_surprising([scored], 1)), None)
+    """Return the most surprising word, its chance and what was expected.
+
+    It is of the strongest colour that there is, that of a word's chance; of these the most surprising
+    per piece, so that long words do not always win.
+    """
+    words = most_surprising([scored], len(scored.tokens["tokens"]))
+    worst = max(words, key=lambda word: bits_colour(in_bits(word.nll)), default=None)
     return worst and {
         "word": worst.word,
         "piece": worst.piece,
@@ -181,7 +190,7 @@ def expected_instead(scored: Scored, piece: int) -> str | None:
     """Return the likeliest word in the place of the one that a piece begins.
 
     A guess that goes on with the word before it, such as “These” after “The”, is none, nor are
-    punctuation and what may be a part of a word.
+    punctuation; what may be a part of a word is one where there is no other.
     """
     segments, text = text_segments(scored)
     place = segments[piece]
@@ -193,7 +202,7 @@ def expected_instead(scored: Scored, piece: int) -> str | None:
         for guess, _ in tops or []
         if any(map(str.isalpha, guess)) and not (is_joined and guess[0].isalpha())
     ]
-    return next((word for word in words if not word.endswith("…")), None)
+    return next((word for word in words if not word.endswith("…")), next(iter(words), None))
 
 
 def recipe(scored: Scored) -> list[str]:

@@ -214,7 +214,7 @@ class Editor {
     if (losses.includes(null)) return;
     const top = alternatives?.[range[0]]?.find(([guess]) => !guess.startsWith("…"));
     const word = visible(this.textOf(own)), chance = top && percent(top[1]);
-    const expected = !top ? "" : top[0] === word ? " It expected just that." : ` It expected ${quoted(top[0])} (${chance}).`;
+    const expected = !top ? "" : top[0] === word ? " That was its first guess." : ` It expected ${quoted(top[0])} (${chance}).`;
     // The start marker, which nobody sees, is none of those before it.
     const seen = context[range[0]] - (windows[this.windowOf[range[0]]]?.[3] ?? 0);
     const where = seen > 0 ? `after ${tokens(seen)}` : "with nothing before it";

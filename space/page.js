@@ -1,8 +1,9 @@
 /* The page: what was chosen, what is scored, and what is said about it. */
 const SETTINGS = ["model", "window", "stride", "start", "protocol"];
 const KEPT = "perplexity-sliding", TYPED_MS = 150, CHARACTERS_A_MS = 100, MILLION = 1e6;
-// An interval's upper end is so many times its lower one, of a clear number, a vague one, and an empty one.
-const CLEAR = 1.1, VAGUE = 2, EMPTY = 30;
+// An interval's upper end is so many times its lower one, of a clear number and of one that is about right.
+const CLEAR = 1.1, VAGUE = 2;
+const GONE_BY = 0.8; // of its surprise is there again when the first time is forgotten
 const TWICE_MS = 500; // in which a second press is one too many
 // Of each: its name, the classes of its colours, and what the first and the last of them say.
 const COLOURS = {
@@ -18,6 +19,7 @@ let isAsked = false; // whether the visitor changed anything: then the address f
 let before = null, put = null; // the text that another one replaced, and that other one
 let forgets = false; // whether the window was made shorter than a text that is said twice
 let typed = ""; // the visitor's own text, to which one comes back from others
+let first = area.value; // the text that was there when the page opened
 let hasArrived = false; // whether the text was pasted or read from a file, and was not scored yet
 let hasGlided = false;
 const editor = new Editor(choose);
@@ -50,7 +52,7 @@ function changed() {
   isAsked = true;
   keep();
   byId("answer").classList.add("old");
-  byId("open-share").disabled = true; // until the number is of this text
+  byId("open-share").disabled = byId("play").disabled = true; // until the number is of this text
   twice.disabled = !area.value.trim();
   clearTimeout(waiting);
   waiting = setTimeout(score, TYPED_MS + area.value.length / CHARACTERS_A_MS);
@@ -89,15 +91,15 @@ function choose(chosen) {
 }
 
 /* Put another text in the place of the present one, to which the browser's Back comes back. */
-function setText(text, words) {
+function setText(text, words, from) {
   pushStep({});
-  putText(text, words);
+  putText(text, words, from);
 }
 
-function putText(text, words) {
+function putText(text, words, from = area.value) {
   endLesson();
   yours.hidden = yours.disabled = !typed || typed === text;
-  [before, put] = [area.value, text];
+  [before, put] = [from, text];
   back.hidden = before === put || text === typed;
   sample.value = "";
   area.value = text;
@@ -147,7 +149,7 @@ function showScore(answer) {
   answer.halves = halvesOf(answer);
   forgets = Boolean(answer.halves) && state.window !== null && answer.text.windows.length > 1;
   byId("answer").className = "";
-  byId("open-share").disabled = false;
+  byId("open-share").disabled = byId("play").disabled = false;
   editor.show(answer.text, answer.settings);
   byId("play").hidden = answer.text.windows.length < 2 || !answer.text.slides || Boolean(answer.halves);
   const { about, figures, give, isVague, means, verdict } = wordsOf(answer);
@@ -173,10 +175,10 @@ const inFigures = (value, digits) =>
 /* What is said of a score: its number, with as many figures as it deserves, the ends between which it
    lies, what it means, and where it stands; of a text that is said twice, the number of either time. */
 function wordsOf(answer) {
-  const { perplexity, interval, verdict, text, halves, settings: { vocabulary } } = answer;
+  const { perplexity, interval, vague: isVague, verdict, text, halves, settings: { vocabulary } } = answer;
   if (halves) return wordsOfHalves(halves);
   const wide = !text.averaged ? 1 : interval ? interval[1] / interval[0] : Infinity;
-  const figures = inFigures(perplexity, wide > CLEAR ? 2 : 0), isVague = wide > EMPTY;
+  const figures = inFigures(perplexity, wide > CLEAR ? 2 : 0);
   const [low, high] = (interval ?? []).map((end) => inFigures(end, wide > CLEAR ? 2 : 3));
   return {
     about: wide > VAGUE && perplexity <= MILLION ? "about" : "",
@@ -194,16 +196,15 @@ function wordsOf(answer) {
 
 function wordsOfHalves(halves) {
   const [first, second] = halves.map((value) => inFigures(value, 2));
-  const left = Math.log(halves[1]) / Math.log(halves[0]); // of the surprise
   return {
     about: "",
     isVague: false,
     figures: `${first} → ${second}`,
     give: ": the first time → the second",
     means: `As if it chose among ${first} equally likely tokens, and the second time among ${second}.`,
-    verdict: left < 0.5 ? "The second time is no surprise."
+    verdict: leftOf(halves) < 0.5 ? "The second time is no surprise."
       : !forgets ? "It hardly remembers the first time."
-      : left > 0.8 ? "It has forgotten the first time." : "It has forgotten all but what its window repeats.",
+      : leftOf(halves) > GONE_BY ? "It has forgotten the first time." : "It has forgotten all but what its window repeats.",
   };
 }
 
@@ -215,11 +216,11 @@ function tellWorst(worst) {
   word.type = "button";
   word.addEventListener("click", () => editor.reveal(worst.piece));
   const whole = make("span", "whole"); // with its comma
-  word.setAttribute("aria-label", `${worst.word}: show it in the text`);
   const [first, last] = editor.tokensOf(editor.words[worst.piece]);
-  whole.append(word, last > first ? ` (${tokens(last - first + 1)}),` : ",");
-  told.append("Biggest surprise: ", whole, ` ${worst.odds}.`);
-  if (worst.expected) told.append(" It expected ", make("b", "", quoted(worst.expected)), ".");
+  word.setAttribute("aria-label", `${worst.word}: show it in the text`);
+  whole.append(word, ",");
+  told.append("Biggest surprise: ", whole, ` ${worst.odds}${last > first ? ` (${tokens(last - first + 1)} together)` : ""}.`);
+  if (worst.expected) told.append(" Its likeliest word was ", make("b", "", quoted(worst.expected)), ".");
 }
 
 /* The scale from certainty to nonsense: landmarks below a line, the text above it with its ±. */
@@ -290,6 +291,9 @@ function halvesOf({ text, settings }) {
   return scored.map((part) => 2 ** (part.reduce((a, b) => a + b) / part.length));
 }
 
+/* The part of the surprise that is left the second time. */
+const leftOf = ([first, second]) => Math.log(second) / Math.log(first);
+
 /* Say what a text that is said twice shows, with the window in which the first time is forgotten. */
 function teach(answer) {
   const isTwice = Boolean(answer.halves);
@@ -300,7 +304,9 @@ function teach(answer) {
     editor.step(answer.text.windows.length - 1);
   }
   say(forgets
-    ? `Its window, the frame, now holds only ${tokens(answer.settings.window)}: the first time has fallen out of it, and every word has fewer before it.`
+    ? `Its window, the frame, now holds only ${tokens(answer.settings.window)}: ` + (leftOf(answer.halves) > GONE_BY
+      ? "the first time has fallen out of it, and every word has fewer before it."
+      : "a part of the first time is still in it.")
     : "The second time, it looks back at the first, which is still in its window: that is context.");
 }
 
@@ -405,7 +411,8 @@ sample.addEventListener("change", () => {
 });
 async function takeSample(path) {
   if (!path) return;
-  setText(path === "typed" ? typed : await (await fetch(`samples/${path}`)).text());
+  const text = path === "typed" ? typed : await (await fetch(`samples/${path}`)).text();
+  setText(text, HINT, typed || first); // from several samples one comes back to one's own words
   sample.value = path;
 }
 byId("questions").addEventListener("click", ({ target }) => takeSample(target.dataset.sample));
@@ -658,7 +665,7 @@ async function arrive() {
     say("The text in the link is broken. Copy the whole link.");
   }
   byId("context").value = state.context;
-  area.value = text ?? area.value;
+  area.value = first = text ?? area.value;
   if (text && text !== kept.text) say(`Somebody sent you this text. ${HINT}`);
   return (text ?? null) !== null || SETTINGS.some((name) => query.get(name));
 }

@@ -81,17 +81,22 @@ def page_data(service: Service, calls: dict[str, int]) -> dict:
 
 
 def teasers(service: Service, job: Job) -> dict[str, str]:
-    """Answer the page's questions for one of its samples, in a line each."""
-    sample, settings = (FOLDER / "opening.txt").read_text(encoding="utf-8"), service.default_settings
+    """Answer the page's questions for a sample, in a line each; of models for a longer one, as takes more."""
+    sample, longer = (
+        (FOLDER / f"{stem}.txt").read_text(encoding="utf-8") for stem in ("opening", "story")
+    )
+    settings = service.default_settings
     tools = service.every_protocol(sample, settings, job)
     short, *_, long = service.memory(sample, settings, job).by_context
-    rounded = service.score(sample, replace(settings, model=ROUNDED), job)
-    worse = _change(rounded.result, tools.scored[0].result)
+    plain, rounded = (
+        service.score(longer, replace(settings, model=model), job).result
+        for model in (BUNDLED, ROUNDED)
+    )
     return {
         "memory": f"A story: perplexity {_change(long, short)} with {long['context_length']} tokens in sight "
         f"than with {short['context_length']}",
         "tools": f"No. The same story: {headline(tools)}",
-        "models": f"The same story: perplexity {worse} with weights rounded to 4 bits",
+        "models": f"A long story: perplexity {_change(rounded, plain)} with weights rounded to 4 bits",
     }
 
 

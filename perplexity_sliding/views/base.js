@@ -30,7 +30,8 @@ const oneIn = (bits) => {
   if (bits >= ENDLESS) return "the model gave it no chance at all";
   const odds = 2 ** bits;
   return odds < 10 ? `a chance of ${percent(1 / odds)}` :
-    `a chance of 1 in ${odds < 1e6 ? fmt(odds < 1000 ? Math.round(odds) : +odds.toPrecision(3)) : odds < 1e15 ? inWords.format(odds) : "more than a million billion"}`;
+    odds > 1e15 ? "a chance below 1 in 1,000 trillion" :
+    `a chance of 1 in ${odds < 1e6 ? fmt(odds < 1000 ? Math.round(odds) : +odds.toPrecision(3)) : inWords.format(odds)}`;
 };
 
 const bitsText = (bits) => bits >= ENDLESS ? "infinite surprise" : `${bits.toFixed(2)} bits`;

@@ -94,6 +94,8 @@ def test_the_most_surprising_word_is_so_per_piece():
     assert [word.word for word in most_surprising([reading], 9)] == ["b", "c", "Josiah"]
     told = worst_word(reading)
     assert (told["word"], told["piece"], told["odds"]) == ("b", 4, odds(12.0))
+    paler = READ | {"nll": [None, 3.0, 8.0, 2.0, 10.0, 1.0, 9.0]}  # of "b"
+    assert worst_word(Reading("a Josiah b, c", paler, {}, "model"))["word"] == "Josiah"
     tokens = READ | {"nll": [None, 13.0, 12.0, 14.0, 12.0, 1.0, 9.0]}
     told = worst_word(Reading("a Josiah b, c", tokens, {}, "model"))
     assert (told["word"], told["odds"]) == ("Josiah", odds(39.0)), "its odds are of all of it"
@@ -119,7 +121,7 @@ def test_a_character_of_several_tokens_surprises_as_their_sum():
     [
         (["se", ",", " old", " Al"], "old"),
         (["se", " Al", " old"], "old"),
-        (["se", " Al"], None),
+        (["se", " Al"], "Al…"),
         (["se", "“"], None),
     ],
 )
@@ -182,7 +184,7 @@ def test_a_short_text_is_not_called_random_keys(service, repeats, said):
 
 
 def test_a_few_words_are_not_compared(service):
-    scored = service.score("Hello.", Settings(BUNDLED), Job(60))
+    scored = service.score("Hi", Settings(BUNDLED), Job(60))
     assert score_answer(scored, [Landmark("a novel", 1e9)])["verdict"] == SHORT
 
 

@@ -88,9 +88,10 @@ def test_samples_and_rounds_are_served(page):
 
 
 def test_what_is_said_of_a_sample_is_what_its_questions_answer(page):
-    asked = {"text": httpx.get(f"{page.url}samples/opening.txt").text, "other": "demo_model-4bit"}
     shown = {"tools": r"text: ([\d., to]+)<", "models": r"× ([\d.]+)", "memory": r"([−+][\d.]+) %"}
     for name, pattern in shown.items():
+        file = "story.txt" if name == "models" else "opening.txt"
+        asked = {"text": httpx.get(f"{page.url}samples/{file}").text, "other": "demo_model-4bit"}
         html = last_answer(page, name, asked, f"s-{name}")["result"]["html"]
         found = re.search(pattern, html)[1].replace("−", "-")
         if name != "tools":
