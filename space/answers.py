@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from scipy.special import stdtrit
 
 from perplexity_sliding.views.text import (
-    bits_colour,
     count,
     in_bits,
     most_surprising,
@@ -34,6 +33,7 @@ CONFIDENCE = 0.975  # two-sided 95 %
 WORD = re.compile(r"[^\W\d_]{2,}(?:[’'][a-z]+)*")
 LETTERS = re.compile(r"[^\W\d_]+")
 ENGLISH = ("gate", "list", "news", "opening", "portrait", "rhyme", "story", "technical")  # samples
+SHOWN = 5  # of the words that it expected
 LONGEST_WORD = 40  # characters before a piece that may begin its word
 FOREIGN = "It has read English only; this looks like another language."
 UNKNOWN = "Full of what it has never met: it has read old novels only."
@@ -114,7 +114,7 @@ def expected_words(scored: Scored, alternatives: Sequence) -> list:
     """Return what was expected at each token in words, with its probabilities."""
     starts = [offset[0] if offset else 0 for offset in scored.tokens["offsets"]]
     return [
-        tops and [[as_word(piece, scored.whole, at), share] for piece, share in tops]
+        tops and [[as_word(piece, scored.whole, at), share] for piece, share in tops[:SHOWN]]
         for at, tops in zip(starts, alternatives)
     ]
 
@@ -170,13 +170,9 @@ def interval_of(scored: Scored) -> Sequence[float] | None:
 
 
 def worst_word(scored: Scored) -> dict | None:
-    """Return the most surprising word, its chance and what was expected.
-
-    It is of the strongest colour that there is, that of a word's chance; of these the most surprising
-    per piece, so that long words do not always win.
-    """
+    """Return the word of the least chance, as it is coloured, and what was expected instead."""
     words = most_surprising([scored], len(scored.tokens["tokens"]))
-    worst = max(words, key=lambda word: bits_colour(in_bits(word.nll)), default=None)
+    worst = max(words, key=lambda word: word.nll, default=None)
     return worst and {
         "word": worst.word,
         "piece": worst.piece,
@@ -190,7 +186,7 @@ def expected_instead(scored: Scored, piece: int) -> str | None:
     """Return the likeliest word in the place of the one that a piece begins.
 
     A guess that goes on with the word before it, such as “These” after “The”, is none, nor are
-    punctuation; what may be a part of a word is one where there is no other.
+    punctuation and what may be a part of a word.
     """
     segments, text = text_segments(scored)
     place = segments[piece]
@@ -202,7 +198,7 @@ def expected_instead(scored: Scored, piece: int) -> str | None:
         for guess, _ in tops or []
         if any(map(str.isalpha, guess)) and not (is_joined and guess[0].isalpha())
     ]
-    return next((word for word in words if not word.endswith("…")), next(iter(words), None))
+    return next((word for word in words if not word.endswith("…")), None)
 
 
 def recipe(scored: Scored) -> list[str]:

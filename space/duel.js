@@ -295,7 +295,7 @@ function showResult(duel) {
   squares.append(line, make("p", "quiet", `The ten words of ${titleOf(number)}: ✓ yours, × the machine’s${neither}.`));
   const isOdd = (you - model) * (its - mine) < 0; // who won more words has the higher perplexity
   const odd = isOdd ? ` ${you > model ? "You" : "The machine"} won more words, but paid more for the others.` : "";
-  const lower = paragraph("score", "Perplexity: you ", make("b", "you", number2(mine)), " · the\u00a0machine\u00a0", make("b", "its", number2(its)));
+  const lower = paragraph("score", "Perplexity: you\u00a0", make("b", "you", number2(mine)), " ·\u00a0the\u00a0machine\u00a0", make("b", "its", number2(its)));
   const explained = make("p", "", "As if each of you had chosen every time among so many equally likely words. " +
     `Lower is better; never betting on any of the six gives 6, and betting high on a wrong one costs most.${odd}`);
   const than = you > beat ? "fewer than you" : you < beat ? "more than you" : "as many as you";
@@ -303,11 +303,19 @@ function showResult(duel) {
     : "This link is your own. Is somebody else here? Then play it again.")];
   const more = round.more.length && known === "whole"
     ? [button("Ten more, with five words before each", () => startDuel(number, null, "five"))] : [];
-  const another = button("Another text", () => startDuel((number % rounds.length) + 1, null));
+  const next = (language) => {
+    let at = number % rounds.length;
+    while (rounds[at].language !== language) at = (at + 1) % rounds.length;
+    return startDuel(at + 1, null);
+  };
+  const tongues = new Set(rounds.map(({ language }) => language));
+  const others = [...tongues].filter((language) => language !== round.language)
+    .map((language) => button(`One in ${language}`, () => next(language)));
+  const another = button("Another text", () => next(round.language), duel.isOwn ? "" : "main");
   const again = button("Play it again", () => { keepBets(duel.name, []); startDuel(number, beat, known); },
     duel.isOwn ? "main" : "");
   const row = make("p", "row");
-  row.append(...more, another, again);
+  row.append(another, ...others, ...more, again);
   show("", heading, ...friend, squares, sending(drawDuel(duel, result), message(duel, result), "duel.png"), lower, explained, row);
   heading.focus({ preventScroll: true });
 }

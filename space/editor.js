@@ -2,6 +2,7 @@
 
    Behind the text box lies a mirror with the same lines, whose pieces have colours; the letters of the
    box itself are invisible.  What is typed keeps the colours around it until the next result is there. */
+const TOLD = 3; // of what it expected, in a line
 const STEP_MS = 900, TIP_GAP = 6, LARGE = 90, MIDDLE = 260;
 const RUNS_LEFT = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]/;
 const RANKS = [1, 10, 100, 1000, 10000];
@@ -55,6 +56,7 @@ class Editor {
     });
     area.addEventListener("pointerleave", () => { tip.hidden = true; });
     area.addEventListener("click", () => this.tellCaret());
+    area.addEventListener("blur", () => this.mark(null));
     area.addEventListener("keyup", ({ key }) => {
       if (/^(Arrow|Home|End|Page)/.test(key)) this.tellCaret();
     });
@@ -83,6 +85,7 @@ class Editor {
     const next = data.windows.findIndex(([begin]) => begin >= from);
     this.now = next < 0 ? data.windows.length - 1 : next;
     this.lay();
+    this.follow();
   }
 
   lay() {
@@ -212,26 +215,30 @@ class Editor {
     const own = this.wordAt(n), range = this.tokensOf(own), { bits, alternatives, context, windows } = this.data;
     const losses = bits.slice(range[0], range[1] + 1);
     if (losses.includes(null)) return;
-    const top = alternatives?.[range[0]]?.find(([guess]) => !guess.startsWith("…"));
-    const word = visible(this.textOf(own)), chance = top && percent(top[1]);
-    const expected = !top ? "" : top[0] === word ? " That was its first guess." : ` It expected ${quoted(top[0])} (${chance}).`;
+    const tops = (alternatives?.[range[0]] ?? []).filter(([guess]) => !guess.startsWith("…"));
+    const word = visible(this.textOf(own)), guesses = tops.map(([guess, share]) => `${quoted(guess)} (${percent(share)})`);
+    const expected = !tops.length ? "" : tops[0][0] === word ? " That was its first guess."
+      : ` It expected ${guesses.slice(0, TOLD).join(", ")}.`;
+    this.mark(own);
     // The start marker, which nobody sees, is none of those before it.
     const seen = context[range[0]] - (windows[this.windowOf[range[0]]]?.[3] ?? 0);
     const where = seen > 0 ? `after ${tokens(seen)}` : "with nothing before it";
     say(`“${word}”: ${oneIn(losses.reduce((a, b) => a + b))}, ${where}.${expected}`);
   }
 
-  /* Bring a piece in sight, and mark it for a moment. */
+  /* Underline the word that is told of, and no other. */
+  mark(own) {
+    for (const part of mirror.querySelectorAll(".lit")) part.classList.remove("lit");
+    for (let piece = own?.[0]; piece <= own?.[1]; piece++) this.element(piece)?.classList.add("lit");
+  }
+
+  /* Bring a piece in sight, and tell of it. */
   reveal(n) {
     const element = this.element(n);
     if (!element) return;
     const top = element.offsetTop - area.scrollTop;
     if (top < 0 || top > area.clientHeight - 40) area.scrollTop = element.offsetTop - 60;
     stage.scrollIntoView({ block: "nearest", behavior: still() ? "auto" : "smooth" });
-    const [first, last] = this.wordAt(n), lit = [];
-    for (let piece = first; piece <= last; piece++) lit.push(this.element(piece));
-    for (const part of lit) part?.classList.add("lit");
-    setTimeout(() => lit.forEach((part) => part?.classList.remove("lit")), 1600);
     this.tellPiece(n);
   }
 
@@ -269,7 +276,8 @@ class Editor {
       handle.hidden = !rect || !isShown;
       if (handle.hidden) return;
       const box = over.getBoundingClientRect();
-      handle.hidden = rect.bottom < box.top + 4 || rect.top > box.bottom - 4;
+      const isOut = rect.bottom < box.top + 4 || rect.top > box.bottom - 4;
+      handle.hidden = isOut && handle !== document.activeElement; // which would lose the keyboard
       handle.style.transform = `translate(${rect.right - box.left}px, ${rect.top - box.top}px)`;
       handle.style.height = `${rect.height}px`;
       handle.classList.toggle("turned", rect.right - box.left < 90); // else the edge cuts its name
@@ -375,8 +383,17 @@ class Editor {
       event.preventDefault();
       this.foresee(name, clamp(to, low, high));
       this.choose({ [name]: clamp(to, low, high) });
+      this.follow();
     });
     return handle;
+  }
+
+  /* Keep the handle that the keyboard moves in sight. */
+  follow() {
+    const handle = document.activeElement, box = over.getBoundingClientRect();
+    if (!over.contains(handle)) return;
+    const { top, bottom } = handle.getBoundingClientRect();
+    if (top < box.top || bottom > box.bottom) area.scrollTop += top - box.top - box.height / 2;
   }
 
   /* Take a handle to the piece nearest to a place, also beside the text. */

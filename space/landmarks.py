@@ -14,7 +14,7 @@ from typing import NamedTuple
 from .samples import FOLDER
 
 CHARACTERS = 900  # of a landmark: enough for a place on the scale, and read in a moment
-LANGUAGE, KEYS = "another language", "random keys"
+LANGUAGE, KEYS = "German", "random keys"
 FILES = {
     "a nursery rhyme": "rhyme",
     "a novel": "story",

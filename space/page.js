@@ -20,6 +20,7 @@ let before = null, put = null; // the text that another one replaced, and that o
 let forgets = false; // whether the window was made shorter than a text that is said twice
 let typed = ""; // the visitor's own text, to which one comes back from others
 let first = area.value; // the text that was there when the page opened
+let shown = ""; // the sample that stands there
 let hasArrived = false; // whether the text was pasted or read from a file, and was not scored yet
 let hasGlided = false;
 const editor = new Editor(choose);
@@ -96,12 +97,17 @@ function setText(text, words, from) {
   putText(text, words, from);
 }
 
+/* Say in the list of texts which of them stands there, "" for one's own. */
+function showSample(path) {
+  shown = sample.value = path;
+}
+
 function putText(text, words, from = area.value) {
   endLesson();
   yours.hidden = yours.disabled = !typed || typed === text;
   [before, put] = [from, text];
   back.hidden = before === put || text === typed;
-  sample.value = "";
+  showSample("");
   area.value = text;
   area.scrollTop = mirror.scrollTop = 0;
   editor.showWindow(false);
@@ -127,7 +133,7 @@ area.addEventListener("keydown", (event) => {
 
 area.addEventListener("input", ({ inputType }) => {
   endLesson();
-  sample.value = "";
+  showSample("");
   back.hidden = true;
   typed = area.value;
   hasArrived = inputType === "insertFromPaste";
@@ -185,7 +191,7 @@ function wordsOf(answer) {
     figures,
     isVague,
     give: perplexity > MILLION || isVague || !interval ? ""
-      : `; more text like it: ${low === high ? low : `${low} to ${high}`}`,
+      : `; more such text may make it ${low === high ? low : `${low} to ${high}`}`,
     means: isVague ? "Of so few words it says little yet. Write on."
       : perplexity > vocabulary
       ? `${interval && interval[0] < vocabulary ? "Perhaps worse" : "Worse"} than a blind choice among the ${tokens(vocabulary)} that it knows.`
@@ -220,7 +226,7 @@ function tellWorst(worst) {
   word.setAttribute("aria-label", `${worst.word}: show it in the text`);
   whole.append(word, ",");
   told.append("Biggest surprise: ", whole, ` ${worst.odds}${last > first ? ` (${tokens(last - first + 1)} together)` : ""}.`);
-  if (worst.expected) told.append(" Its likeliest word was ", make("b", "", quoted(worst.expected)), ".");
+  if (worst.expected) told.append(" Likeliest word: ", make("b", "", quoted(worst.expected)), ".");
 }
 
 /* The scale from certainty to nonsense: landmarks below a line, the text above it with its ±. */
@@ -249,8 +255,7 @@ function drawScale(answer) {
   if (placed) put("own", at(halves ? halves[1] : perplexity), null);
   const marks = landmarks.map(([name, value]) => {
     put("tick", at(value), null);
-    const short = name === "another language" ? "German" : name.replace(/^(a|the) /, ""); // as the text is
-    return put("landmark", at(value), null, short);
+    return put("landmark", at(value), null, name.replace(/^(a|the) /, ""));
   });
   const rows = []; // where the last name of each row ends: names that would touch stand below each other
   const box = scale.getBoundingClientRect();
@@ -323,7 +328,7 @@ function saidOnce() {
   if (bits.length <= most) return area.value.trim();
   const last = segments.findIndex((range) => range && range[1] >= most);
   const length = pieces.lengths.slice(0, last).reduce((a, b) => a + b, 0);
-  const part = area.value.slice(0, length), sentences = part.match(/^[^]*[.!?\n]/);
+  const part = area.value.slice(0, length), sentences = part.match(/^[^]*(?<!\b(?:Mrs?|Dr|St))[.!?\n]/);
   return (sentences?.[0] ?? part.replace(/\S*$/, "")).trim();
 }
 
@@ -413,7 +418,7 @@ async function takeSample(path) {
   if (!path) return;
   const text = path === "typed" ? typed : await (await fetch(`samples/${path}`)).text();
   setText(text, HINT, typed || first); // from several samples one comes back to one's own words
-  sample.value = path;
+  showSample(path);
 }
 byId("questions").addEventListener("click", ({ target }) => takeSample(target.dataset.sample));
 file.addEventListener("change", () => { if (file.files[0]) readFile(file.files[0]); file.value = ""; });
@@ -615,12 +620,12 @@ async function address() {
 }
 async function followAddress() {
   const to = await address();
-  if (isAsked) history.replaceState({ ...history.state, ...request(), sample: sample.value }, "", to);
+  if (isAsked) history.replaceState({ ...history.state, ...request(), sample: shown }, "", to);
 }
 
 /* A step of the browser's history: another text, or a dialog. */
 function pushStep(step) {
-  history.replaceState({ ...history.state, ...request(), sample: sample.value }, "");
+  history.replaceState({ ...history.state, ...request(), sample: shown }, "");
   history.pushState(step, "");
 }
 addEventListener("popstate", ({ state: kept }) => {
@@ -633,7 +638,7 @@ addEventListener("popstate", ({ state: kept }) => {
   endLesson();
   Object.assign(state, settings);
   putText(text);
-  sample.value = path;
+  showSample(path);
   back.hidden = true;
   byId("context").value = state.context;
 });

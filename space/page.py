@@ -93,10 +93,10 @@ def teasers(service: Service, job: Job) -> dict[str, str]:
         for model in (BUNDLED, ROUNDED)
     )
     return {
-        "memory": f"A story: perplexity {_change(long, short)} with {long['context_length']} tokens in sight "
+        "memory": f"In “A story”, perplexity is {_change(long, short)} with {long['context_length']} tokens in sight "
         f"than with {short['context_length']}",
-        "tools": f"No. The same story: {headline(tools)}",
-        "models": f"A long story: perplexity {_change(rounded, plain)} with weights rounded to 4 bits",
+        "tools": f"No. For “A story”, {headline(tools)}",
+        "models": f"In “A long story”, perplexity is {_change(rounded, plain)} with weights rounded to 4 bits",
     }
 
 

@@ -182,7 +182,7 @@ byId("open-share").addEventListener("click", async () => {
   const drawn = drawCard(), link = await address();
   const { worst } = result, odd = worst ? ` The biggest surprise: “${worst.word}”, ${worst.odds}.` : "";
   const { about, figures } = wordsOf(result), number = `${about} ${figures}`.trim();
-  const text = `A language model finds ${sample.value ? "this text" : "my words"} this surprising: perplexity ${number}.${odd} And yours? ${link}`;
+  const text = `A language model finds ${shown ? "this text" : "my words"} this surprising: perplexity ${number}.${odd} And yours? ${link}`;
   drawn.then((picture) => { image.src = URL.createObjectURL(picture); });
   image.alt = `${area.value.slice(0, 200)} ${number}.${odd}`;
   const carries = new URL(link).hash

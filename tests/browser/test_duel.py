@@ -81,11 +81,8 @@ def bet(page, place_bet, number):
 
 def play(page, place_bet, begin=0, end=GAPS):
     for number in range(begin, end):
-        page.until(
-            lambda number=number: (
-                page.all(".options") and f"{number + 1} of 10" in page.told(".count")
-            )
-        )
+        at = f"{number + 1} of 10"
+        page.until(lambda at=at: page.all(".options") and at in page.told(".count"))
         bet(page, place_bet, number)
         go_on(page)
     page.until(lambda: end < GAPS or page.all(".squares"))
@@ -123,9 +120,7 @@ def test_to_the_end_by_keyboard_with_a_reload_in_the_middle_and_five_words(opene
     assert page.told(".passage") == shown
     play(page, by_keyboard, begin=4)
     check_result(page, 2)
-    page.script(
-        "[...document.querySelectorAll('#duel button')].find((one) => one.textContent.startsWith('Ten more')).click()"
-    )
+    next(one for one in page.all("#duel button") if one.text.startswith("Ten more")).click()
     page.until(lambda: page.all(".options"))
     five = page.told(".passage").removeprefix("… ").removesuffix("?").split()
     assert len(five) == 5 and " ".join(five) in passage["text"]
@@ -173,9 +168,7 @@ def test_a_second_player_plays_the_same_words(opened, url, place_bet):
     assert ("fewer than you" in page.told(".beat")) == (won > 4)
     page.script("navigator.clipboard.writeText = async (words) => { window.copied = words }")
     page.until(lambda: page.all("#duel .row .main"))
-    page.script(
-        "[...document.querySelectorAll('#duel button')].find((one) => one.textContent === 'Copy the message').click()"
-    )
+    next(one for one in page.all("#duel button") if one.text == "Copy the message").click()
     copied = page.until(lambda: page.script("return window.copied"))
     assert copied.endswith(f"{url}#duel=3&beat={won}")
     assert copied.count("🟦") == won and sum(map(copied.count, "🟦🟧⬜")) == GAPS

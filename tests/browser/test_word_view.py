@@ -74,10 +74,8 @@ def test_a_first_visit_asks_for_one_file_and_moves_nothing(browser, url):
 def test_the_first_screen_is_ones_words_a_number_and_two_buttons(page):
     for shown in ("#text", "#number", "#verdict", "#twice", "#open-duel", ".teaser"):
         assert page.script(BOX, page.one(shown))[3] <= 800, shown
-    size = page.script(
-        "return parseFloat(getComputedStyle(document.getElementById('text')).fontSize)"
-    )
-    assert size == 40
+    looks = "return getComputedStyle(arguments[0]).fontSize"
+    assert page.script(looks, page.one("#text")) == "40px"
     page.click("#text")
     page.keys("Hi there")
     page.until(lambda: page.text == "Hi there", "the first words are not replaced")
@@ -320,6 +318,11 @@ def test_ones_own_words_come_back(page):
     choose_sample(page, "rhyme.txt")
     page.until(lambda: "Jack" in page.text)
     choose_sample(page, "typed")
+    page.until(lambda: page.text == "Typed by a visitor.")
+    for name, words in (("rhyme.txt", "Jack"), ("gate.txt", "KEEPER")):
+        choose_sample(page, name)
+        page.until(lambda words=words: words in page.text)
+    page.click("#back")
     page.until(lambda: page.text == "Typed by a visitor.")
     for go_back in (
         lambda: page.click("#back"),
