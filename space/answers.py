@@ -123,11 +123,11 @@ def as_word(piece: str, text: str, at: int) -> str:
     """Write what was expected at a character as a word: after its beginning, and open where it may go on.
 
     No tokenizer says whether a piece is whole: words of the samples are, other letters may go on.
-    Where a word came, what would have gone on with the one before it begins with an ellipsis.
+    Where no letter came, what would have gone on with the word before it begins with an ellipsis.
     """
     has_case = piece[:1].lower() != piece[:1].upper()  # else words may stand without spaces
     before = text[max(0, at - LONGEST_WORD) : at] if has_case else ""
-    if text[at : at + 1].isspace() and before[-1:].isalpha():
+    if not text[at : at + 1].isalpha() and before[-1:].isalpha():
         return f"…{piece}"
     word = re.search(r"[^\W\d_]*$", before)[0] + piece.strip()
     is_whole = word.lower() in known_words() or not (word.isascii() and word.isalpha())

@@ -296,7 +296,7 @@ function showResult(duel) {
   const isOdd = (you - model) * (its - mine) < 0; // who won more words has the higher perplexity
   const odd = isOdd ? ` ${you > model ? "You" : "The machine"} won more words, but paid more for the others.` : "";
   const lower = paragraph("score", "Perplexity: you\u00a0", make("b", "you", number2(mine)), " ·\u00a0the\u00a0machine\u00a0", make("b", "its", number2(its)));
-  const explained = make("p", "", "As if each of you had chosen every time among so many equally likely words. " +
+  const explained = make("p", "", "As if each of you had chosen every time among this many equally likely words. " +
     `Lower is better; never betting on any of the six gives 6, and betting high on a wrong one costs most.${odd}`);
   const than = you > beat ? "fewer than you" : you < beat ? "more than you" : "as many as you";
   const friend = beat === null ? [] : [paragraph("beat", !duel.isOwn ? `Your friend won ${asWord(beat)}, ${than}.`

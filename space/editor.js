@@ -9,8 +9,11 @@ const RANKS = [1, 10, 100, 1000, 10000];
 const stage = byId("stage"), area = byId("text"), mirror = byId("mirror"), over = byId("over");
 const says = byId("says"), tip = byId("tip"), band = make("div", "band");
 
+/* What is scored: a space at the end begins a word that is not there yet. */
+const written = () => area.value.replace(/(?<=\S) +$/, "");
+
 const quoted = (piece) =>
-  /^[\p{P}\p{S}]+$/u.test(piece) ? `the mark ${piece}` : piece.trim() ? `“${visible(piece)}”` : piece.includes("\n") ? "a new line" : "a space";
+  /["“”„«»]/.test(piece) ? `the mark ${piece}` : piece.trim() ? `“${visible(piece)}”` : piece.includes("\n") ? "a new line" : "a space";
 
 /* Pieces of a scored text laid over what stands in the box now: those before and behind a change stay.
    Gives lengths and classes of what is to be shown, and which piece each of them is, -1 for none. */
@@ -56,7 +59,10 @@ class Editor {
     });
     area.addEventListener("pointerleave", () => { tip.hidden = true; });
     area.addEventListener("click", () => this.tellCaret());
-    area.addEventListener("blur", () => this.mark(null));
+    area.addEventListener("blur", () => {
+      this.mark(null);
+      if (says.textContent === this.told) say(HINT);
+    });
     area.addEventListener("keyup", ({ key }) => {
       if (/^(Arrow|Home|End|Page)/.test(key)) this.tellCaret();
     });
@@ -92,13 +98,13 @@ class Editor {
     const text = area.value;
     stage.dataset.size = text.length <= LARGE ? "large" : text.length <= MIDDLE ? "middle" : "small";
     tip.hidden = true;
-    const aligned = align(this.data.pieces, this.data.before, text);
+    const aligned = align(this.data.pieces, this.data.before, written()), unscored = text.length - written().length;
     this.ids = aligned.ids;
     this.places = [];
     this.ids.forEach((n, place) => { if (n >= 0) this.places[n] = place; });
     const whole = {
       text: text + "\u200b", // holds an empty last line open
-      lengths: [...aligned.lengths, 1],
+      lengths: [...aligned.lengths, unscored + 1],
       classes: [...aligned.classes, "-"],
     };
     this.laid = layPieces(mirror, whole, (place) => this.look(place));
@@ -111,7 +117,7 @@ class Editor {
 
   /* Whether the text that was scored stands there, so that its windows do too. */
   isOwn() {
-    return area.value === this.data.pieces.text.slice(this.data.before);
+    return written() === this.data.pieces.text.slice(this.data.before);
   }
 
   /* The class of a piece: its colour, and where it lies beside the window. */
@@ -223,7 +229,8 @@ class Editor {
     // The start marker, which nobody sees, is none of those before it.
     const seen = context[range[0]] - (windows[this.windowOf[range[0]]]?.[3] ?? 0);
     const where = seen > 0 ? `after ${tokens(seen)}` : "with nothing before it";
-    say(`“${word}”: ${oneIn(losses.reduce((a, b) => a + b))}, ${where}.${expected}`);
+    this.told = `“${word}”: ${oneIn(losses.reduce((a, b) => a + b))}, ${where}.${expected}`;
+    say(this.told);
   }
 
   /* Underline the word that is told of, and no other. */
@@ -418,9 +425,9 @@ class Editor {
     this.laid.restyleAll();
     this.place();
     const [from, first] = this.data.windows[this.now];
-    const forgot = from > 0 ? "; all before is forgotten" : "";
+    const forgot = from > 0 ? ", having read the light part; all before the frame is forgotten" : "";
     say(`Window ${fmt(this.now + 1)} of ${fmt(this.data.windows.length)}: the frame is all that the model sees. ` +
-      `It guesses the darker part, one stride${forgot}.`);
+      `It guesses the dark part${forgot}.`);
     const element = this.element(this.pieceOf[first]);
     if (!element) return;
     const top = element.offsetTop - area.scrollTop;

@@ -21,8 +21,8 @@ def memory_view(memory: Memory) -> str:
     remark = f'<p class="ps-note">{escape(memory.remark)}</p>' if memory.remark else ""
     strides = setting_curve(memory.strides) if len(memory.strides) > 1 else ""
     overlap = (
-        '<p class="ps-note">Windows overlap more here than for the number above, so that tokens have most '
-        "of that memory: it is another number.</p>"
+        '<p class="ps-note">It is not the number above: only tokens with so much before them are counted, in '
+        "windows that overlap more.</p>"
     )
     more = (
         "<h3>And windows that overlap more?</h3><p>Where one window ends, the next begins with little "

@@ -4,7 +4,7 @@ const KEPT = "perplexity-sliding", TYPED_MS = 150, CHARACTERS_A_MS = 100, MILLIO
 // An interval's upper end is so many times its lower one, of a clear number and of one that is about right.
 const CLEAR = 1.1, VAGUE = 2;
 const GONE_BY = 0.8; // of its surprise is there again when the first time is forgotten
-const TWICE_MS = 500; // in which a second press is one too many
+const TWICE_MS = 400; // in which a second press is one too many
 // Of each: its name, the classes of its colours, and what the first and the last of them say.
 const COLOURS = {
   surprise: ["word surprise", ["b0", "b1", "b2", "b3", "b4", "b5"], "expected", "surprising"],
@@ -43,7 +43,7 @@ function drawLegend() {
 }
 
 function request() {
-  return { ...state, text: area.value };
+  return { ...state, text: written() };
 }
 
 /* --- scoring --- */
@@ -64,13 +64,13 @@ async function score() {
   const asked = request();
   if (!asked.text.trim()) {
     line.stop();
-    say("No text is there. Write or paste one, or choose one above.");
+    say("There is no text yet. Write or paste one, or choose one above.");
     byId("answer").className = "awaited";
     followAddress();
     return null;
   }
   const answer = await line.ask(asked);
-  if (!answer || asked.text !== area.value) return null;
+  if (!answer || asked.text !== written()) return null;
   showScore(answer);
   const { window, longest, model } = answer.settings;
   if (state.window > window) {
@@ -137,7 +137,8 @@ area.addEventListener("input", ({ inputType }) => {
   back.hidden = true;
   typed = area.value;
   hasArrived = inputType === "insertFromPaste";
-  say(`${POINT} a word to see what was expected.`);
+  const counted = /\S {2,}\S/.test(area.value) ? " Double spaces count too, and change the number." : "";
+  say(`${POINT} a word to see what was expected.${counted}`);
   changed();
 });
 // The first words are there to be replaced: who comes to them selects them, but for a finger on a word.
@@ -191,7 +192,7 @@ function wordsOf(answer) {
     figures,
     isVague,
     give: perplexity > MILLION || isVague || !interval ? ""
-      : `; more such text may make it ${low === high ? low : `${low} to ${high}`}`,
+      : `, with more such text ${low === high ? low : `${low} to ${high}`}`,
     means: isVague ? "Of so few words it says little yet. Write on."
       : perplexity > vocabulary
       ? `${interval && interval[0] < vocabulary ? "Perhaps worse" : "Worse"} than a blind choice among the ${tokens(vocabulary)} that it knows.`
@@ -226,7 +227,7 @@ function tellWorst(worst) {
   word.setAttribute("aria-label", `${worst.word}: show it in the text`);
   whole.append(word, ",");
   told.append("Biggest surprise: ", whole, ` ${worst.odds}${last > first ? ` (${tokens(last - first + 1)} together)` : ""}.`);
-  if (worst.expected) told.append(" Likeliest word: ", make("b", "", quoted(worst.expected)), ".");
+  if (worst.expected) told.append(" Expected there: ", make("b", "", quoted(worst.expected)), ".");
 }
 
 /* The scale from certainty to nonsense: landmarks below a line, the text above it with its ±. */
@@ -310,7 +311,7 @@ function teach(answer) {
   }
   say(forgets
     ? `Its window, the frame, now holds only ${tokens(answer.settings.window)}: ` + (leftOf(answer.halves) > GONE_BY
-      ? "the first time has fallen out of it, and every word has fewer before it."
+      ? "the first time has fallen out of it, and every word has fewer words before it."
       : "a part of the first time is still in it.")
     : "The second time, it looks back at the first, which is still in its window: that is context.");
 }
@@ -319,7 +320,7 @@ function teach(answer) {
 function endLesson() {
   if (forgets) Object.assign(state, { window: null, stride: null });
   forgets = false;
-  if (!halfOf(area.value)) twice.textContent = "Say it twice";
+  if (!halfOf(written())) twice.textContent = "Say it twice";
 }
 
 /* As much of the text as fits twice into a window, up to the end of a sentence or a word. */
@@ -337,7 +338,7 @@ twice.addEventListener("click", ({ timeStamp }) => {
   const isSecond = timeStamp - pressedAt < TWICE_MS; // of a double click
   pressedAt = timeStamp;
   if (isSecond) return null;
-  if (editor.isOwn() ? !result.halves : !halfOf(area.value)) return sayTwice();
+  if (editor.isOwn() ? !result.halves : !halfOf(written())) return sayTwice();
   return forgets ? remember() : forget();
 });
 
@@ -356,7 +357,7 @@ async function sayTwice() {
 /* Draw the window so short that the first time falls out of it, and score again. */
 async function forget() {
   if (!result.halves) return null; // it is not scored yet
-  const { pieces, segments, bits, before } = result.text, half = before + halfOf(area.value), text = area.value;
+  const { pieces, segments, bits, before } = result.text, half = before + halfOf(written()), text = area.value;
   let at = 0;
   const first = pieces.lengths.findIndex((length, n) => (at += length) > half + 1 && segments[n]);
   const window = Math.max(2, segments[first]?.[0] ?? 0);
@@ -513,20 +514,22 @@ function markRead(field) {
   const halfDigit = 0.5 / 10 ** (written.split(".")[1] ?? "").length;
   const values = [...view.querySelectorAll("[data-values]")].flatMap((tool) =>
     Object.entries(JSON.parse(tool.dataset.values)).map(([name, value]) => ({ tool, name, value })));
-  const isSame = (a, b) => a.tool === b.tool && a.value.toFixed(4) === b.value.toFixed(4);
-  const fits = values.filter((one, n) => isNumber && read - halfDigit <= one.value && one.value < read + halfDigit
-    && values.findIndex((other) => isSame(one, other)) === n);
+  const fits = values.filter(({ value }) => isNumber && read - halfDigit <= value && value < read + halfDigit);
   for (const row of view.querySelectorAll(".ps-group")) {
     row.classList.toggle("ps-fits", fits.some(({ tool }) => row.contains(tool)));
   }
-  const told = ({ tool, name, value }) =>
-    `the ${name.replaceAll("_", " ")} of ${tool.dataset.protocol}, ${number(value)}`;
+  const tell = (group) => {
+    const [{ name, value }] = group, tools = new Set(group.map(({ tool }) => tool.dataset.protocol));
+    return `the ${name.replaceAll("_", " ")} of ${[...tools].join(", ")}, ${number(value)}`;
+  };
+  const alike = {};
+  for (const one of fits) (alike[`${one.name} ${number(one.value)}`] ??= []).push(one);
   const far = ({ value }) => Math.abs(Math.log(value / read));
   const nearest = isNumber && values.reduce((a, b) => (far(b) < far(a) ? b : a));
   view.querySelector(".ps-reading").textContent = !written ? ""
     : !isNumber ? `Write it as it is printed, ${field.placeholder}.`
-    : fits.length ? `It is ${fits.map(told).join("; ")}. That may be chance.`
-    : `No row gives it. The nearest is ${told(nearest)}.`;
+    : fits.length ? `It is ${Object.values(alike).map(tell).join("; ")}. That may be chance.`
+    : `No row gives it. The nearest is ${tell([nearest])}.`;
 }
 document.addEventListener("input", ({ target }) => {
   if (target.matches(".ps-read input")) markRead(target);
@@ -620,12 +623,12 @@ async function address() {
 }
 async function followAddress() {
   const to = await address();
-  if (isAsked) history.replaceState({ ...history.state, ...request(), sample: shown }, "", to);
+  if (isAsked) history.replaceState({ ...history.state, ...request(), text: area.value, sample: shown }, "", to);
 }
 
 /* A step of the browser's history: another text, or a dialog. */
 function pushStep(step) {
-  history.replaceState({ ...history.state, ...request(), sample: shown }, "");
+  history.replaceState({ ...history.state, ...request(), text: area.value, sample: shown }, "");
   history.pushState(step, "");
 }
 addEventListener("popstate", ({ state: kept }) => {

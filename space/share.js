@@ -186,7 +186,7 @@ byId("open-share").addEventListener("click", async () => {
   drawn.then((picture) => { image.src = URL.createObjectURL(picture); });
   image.alt = `${area.value.slice(0, 200)} ${number}.${odd}`;
   const carries = new URL(link).hash
-    ? "The link shows your words to who opens it; no server keeps them."
+    ? "The link shows your words to whoever opens it; no server keeps them."
     : "The text is too long for a link: the link has the settings only.";
   body.append(sending(drawn, text, "perplexity.png"), make("p", "quiet", carries));
   body.querySelector("button").focus();

@@ -21,10 +21,10 @@ function teller(data, windowOf) {
     if (bits[token] === null && isRead) return [make("p", "", "Part of the context: read, and not scored.")];
     if (bits[token] === null) return [make("p", "", "Not scored: no window has it among the tokens it predicts.")];
     const rank = data.rank?.[token], start = windows[windowOf[token]]?.[3], tops = data.alternatives?.[token];
-    const guess = rank ? ` It was the model's ${rank === 1 ? "first" : ordinal(rank)} guess.` : "";
+    const seen = data.context[token] - (start ?? 0), guess = rank ? ` It was the model's ${rank === 1 ? "first" : ordinal(rank)} guess.` : "";
     return [
       make("p", "", `${bitsText(bits[token])} of surprise: ${oneIn(bits[token])}.${guess}`),
-      make("p", "ps-note", `It saw ${tokens(data.context[token] - (start ?? 0))} before it${start ? " and the start marker" : ""}.${tops ? " It expected most:" : ""}`),
+      make("p", "ps-note", `It saw ${seen ? tokens(seen) : "nothing"} before it${start ? `${seen ? " and" : " but"} the start marker` : ""}.${tops ? " It expected most:" : ""}`),
       ...(tops ? [guesses(tops, name, bits[token], rank)] : []),
     ];
   }

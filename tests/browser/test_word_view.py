@@ -87,7 +87,7 @@ def test_a_text_of_any_length_keeps_every_control_on_the_screen(page, metric, bu
     """Texts under 20 tokens had no number, and a table that pushed all controls away."""
     before = page.script(PLACES)
     shown = page.scored(text)
-    result = metric.compute(predictions=[text], model_id=bundled)
+    result = metric.compute(predictions=[text.strip()], model_id=bundled)
     assert page.exact == number(result["perplexity"])
     assert figures_of(shown) in rounded(result["perplexity"])
     assert shown.startswith("about ") or len(text) > 60
@@ -114,11 +114,11 @@ def test_nothing_moves_because_something_is_said(page):
 
 
 def test_the_colours_are_those_of_the_metric(page, metric, bundled):
-    page.scored(STORY * 2)
-    result = metric.compute(predictions=[STORY * 2], model_id=bundled, return_token_scores=True)
+    page.scored(STORY[:-1])
+    result = metric.compute(predictions=[STORY[:-1]], model_id=bundled, return_token_scores=True)
     [scores] = result["token_scores"]
     bits = np.array(scores["nll"]) / math.log(2)
-    inside = {at for word in re.finditer(r"\w+", STORY * 2) for at in range(*word.span())[1:]}
+    inside = {at for word in re.finditer(r"\w+", STORY[:-1]) for at in range(*word.span())[1:]}
     words = np.cumsum([begin not in inside for begin, _ in scores["offsets"]])
     assert len(set(words)) < len(bits), "a word has several tokens"
     of_words = [bits[words == word].sum() for word in words]
@@ -253,11 +253,11 @@ def test_what_is_refused_says_so_beside_its_field(page, longest):
 def test_without_a_text_no_number_stands_there(page):
     page.scored("A text.")
     page.fill("")
-    page.until(lambda: "No text is there" in page.told("#says"))
+    page.until(lambda: "There is no text yet" in page.told("#says"))
     assert not page.one("#perplexity").is_displayed() and not page.one("#story").is_displayed()
     assert not page.one("#twice").is_enabled()
     page.browser.refresh()
-    page.until(lambda: "No text is there" in page.told("#says"), "the emptied text came back")
+    page.until(lambda: "There is no text yet" in page.told("#says"), "the emptied text came back")
     page.scored("A text again.")
     assert page.one("#story").is_displayed()
 
@@ -309,7 +309,7 @@ def test_one_glide_from_the_second_window_on(browser, url):
             paste(moving, STORY * 12)
             moving.until(lambda: moving.told("#play") != "Pause", "it does not end")
         windows = list(filter(is_window, moving.script("return said")))
-    assert all("all before is forgotten" in said for said in windows)
+    assert all("all before the frame is forgotten" in said for said in windows)
     assert [said.startswith("Window 2 of") for said in windows].count(True) == 1
 
 
@@ -384,7 +384,7 @@ def test_a_citation_repeats_the_number(page, metric, bundled):
     page.script("document.getElementById('lab').open = true")
     page.click("#cite")
     page.until(lambda: "metric.compute" in page.told("#citation"))
-    result = metric.compute(predictions=[STORY], model_id=bundled)
+    result = metric.compute(predictions=[STORY.strip()], model_id=bundled)
     assert f"Perplexity {number(result['perplexity'])}" in page.told("#citation")
     names = json.loads(json.dumps([one.text for one in page.all("#citation .row button")]))
     assert {"tokens.csv", "tokens.json", "text.txt"} <= set(names)
