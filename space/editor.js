@@ -425,8 +425,8 @@ class Editor {
     this.laid.restyleAll();
     this.place();
     const [from, first] = this.data.windows[this.now];
-    const forgot = from > 0 ? ", having read the light part; all before the frame is forgotten" : "";
-    say(`Window ${fmt(this.now + 1)} of ${fmt(this.data.windows.length)}: the frame is all that the model sees. ` +
+    const forgot = from > 0 ? " from the light one; all before the frame is forgotten" : "";
+    say(`Window ${fmt(this.now + 1)} of ${fmt(this.data.windows.length)}: the frame is all it sees. ` +
       `It guesses the dark part${forgot}.`);
     const element = this.element(this.pieceOf[first]);
     if (!element) return;

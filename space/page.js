@@ -192,7 +192,7 @@ function wordsOf(answer) {
     figures,
     isVague,
     give: perplexity > MILLION || isVague || !interval ? ""
-      : `, with more such text ${low === high ? low : `${low} to ${high}`}`,
+      : `; with more such text, ${low === high ? low : `${low} to ${high}`}`,
     means: isVague ? "Of so few words it says little yet. Write on."
       : perplexity > vocabulary
       ? `${interval && interval[0] < vocabulary ? "Perhaps worse" : "Worse"} than a blind choice among the ${tokens(vocabulary)} that it knows.`
