@@ -127,12 +127,12 @@ function introduce({ number, beat, known, round, bets }) {
   const made = make("div", "rule"), begun = bets.length ? " You have begun already." : "";
   if (beat !== null) made.append(paragraph("beat", `A friend sent you this, and won ${asWord(beat)} of ten.${begun}`));
   if (bets.length) return made;
-  const keys = matchMedia("(pointer: coarse)").matches ? "" : " Keys 1 to 6 tap, Enter goes on.";
+  const isTouched = matchMedia("(pointer: coarse)").matches, keys = isTouched ? "" : " Or use the keys 1 to 6 and Enter.";
   const tongue = round.language === "English" ? "" : ` It never read ${round.language}.`;
   made.append(
     make("p", "lead", known === "five" ? "Ten more words, with five words before each."
       : "Who guesses ten hidden words better, you or the machine?"),
-    make("p", "", "Tap the next word, up to three times to bet more. The higher bet on the right one wins."),
+    make("p", "", `${isTouched ? "Tap" : "Click"} the next word, up to three times to bet more. The higher bet on the right one wins.`),
     make("p", "quiet", `The machine is a tiny language model. It read old novels, not ${titleOf(number)}.${tongue}${keys}`));
   return made;
 }
@@ -182,7 +182,7 @@ function playGap(duel, introduction = "") {
   show(`${number + 1} of ${GAPS}`, progressOf(duel, number), introduction, score, text, below(group, most), reveal);
   text.scrollTop = text.scrollHeight;
   group.focus({ preventScroll: true });
-  if (!introduction) text.scrollIntoView({ block: "nearest" });
+  if (number) text.scrollIntoView({ block: "nearest" });
   update();
 
   function tap(n) {

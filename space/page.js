@@ -3,7 +3,8 @@ const SETTINGS = ["model", "window", "stride", "start", "protocol"];
 const KEPT = "perplexity-sliding", TYPED_MS = 150, CHARACTERS_A_MS = 100, MILLION = 1e6;
 // An interval's upper end is so many times its lower one, of a clear number and of one that is about right.
 const CLEAR = 1.1, VAGUE = 2;
-const GONE_BY = 0.8; // of its surprise is there again when the first time is forgotten
+// Parts of the first surprise that are left of a text that is remembered, and of one that is forgotten.
+const REMEMBERED = 0.5, GONE_BY = 0.8;
 const TWICE_MS = 400; // in which a second press is one too many
 // Of each: its name, the classes of its colours, and what the first and the last of them say.
 const COLOURS = {
@@ -51,12 +52,13 @@ function request() {
 let waiting = null;
 function changed() {
   isAsked = true;
+  byId("questions").classList.add("own"); // what is said there is of another text
   keep();
-  byId("answer").classList.add("old");
+  for (const id of ["answer", "numbers"]) byId(id).classList.add("old");
   byId("open-share").disabled = byId("play").disabled = true; // until the number is of this text
   twice.disabled = !area.value.trim();
   clearTimeout(waiting);
-  waiting = setTimeout(score, TYPED_MS + area.value.length / CHARACTERS_A_MS);
+  waiting = setTimeout(score, Math.min(LATE_MS, TYPED_MS + area.value.length / CHARACTERS_A_MS));
 }
 
 async function score() {
@@ -192,7 +194,7 @@ function wordsOf(answer) {
     figures,
     isVague,
     give: perplexity > MILLION || isVague || !interval ? ""
-      : `; with more such text, ${low === high ? low : `${low} to ${high}`}`,
+      : `; a text like it could give ${low === high ? low : `${low} to ${high}`}`,
     means: isVague ? "Of so few words it says little yet. Write on."
       : perplexity > vocabulary
       ? `${interval && interval[0] < vocabulary ? "Perhaps worse" : "Worse"} than a blind choice among the ${tokens(vocabulary)} that it knows.`
@@ -209,7 +211,7 @@ function wordsOfHalves(halves) {
     figures: `${first} → ${second}`,
     give: ": the first time → the second",
     means: `As if it chose among ${first} equally likely tokens, and the second time among ${second}.`,
-    verdict: leftOf(halves) < 0.5 ? "The second time is no surprise."
+    verdict: leftOf(halves) < REMEMBERED ? "The second time is no surprise."
       : !forgets ? "It hardly remembers the first time."
       : leftOf(halves) > GONE_BY ? "It has forgotten the first time." : "It has forgotten all but what its window repeats.",
   };
@@ -227,7 +229,7 @@ function tellWorst(worst) {
   word.setAttribute("aria-label", `${worst.word}: show it in the text`);
   whole.append(word, ",");
   told.append("Biggest surprise: ", whole, ` ${worst.odds}${last > first ? ` (${tokens(last - first + 1)} together)` : ""}.`);
-  if (worst.expected) told.append(" Expected there: ", make("b", "", quoted(worst.expected)), ".");
+  if (worst.expected) told.append(" Likeliest word there: ", make("b", "", quoted(worst.expected)), ".");
 }
 
 /* The scale from certainty to nonsense: landmarks below a line, the text above it with its ±. */
@@ -278,8 +280,9 @@ const twice = byId("twice");
 
 /* Characters of a text that is said twice, up to where it is said again; 0 for other texts. */
 function halfOf(text) {
-  const half = (text.length - 1) / 2;
-  return half > 2 && /\s/.test(text[half] ?? "") && text.slice(0, half) === text.slice(half + 1) ? half : 0;
+  const half = (text.length - 1) / 2, said = text.slice(0, half);
+  const isRow = new Set(said.split(/\s+/)).size === 1 && said.includes(" "); // of one word
+  return half > 2 && !isRow && /\s/.test(text[half] ?? "") && said === text.slice(half + 1) ? half : 0;
 }
 
 /* The perplexities of the first time and of the second; null where a text is not said twice. */
@@ -313,7 +316,9 @@ function teach(answer) {
     ? `Its window, the frame, now holds only ${tokens(answer.settings.window)}: ` + (leftOf(answer.halves) > GONE_BY
       ? "the first time has fallen out of it, and every word has fewer words before it."
       : "a part of the first time is still in it.")
-    : "The second time, it looks back at the first, which is still in its window: that is context.");
+    : leftOf(answer.halves) < REMEMBERED
+      ? "The second time, it looks back at the first, which is still in its window: that is context."
+      : "The first time is still in its window, but so short or strange a text is hardly recognised.");
 }
 
 /* Another text has a window of its own again. */
@@ -329,8 +334,8 @@ function saidOnce() {
   if (bits.length <= most) return area.value.trim();
   const last = segments.findIndex((range) => range && range[1] >= most);
   const length = pieces.lengths.slice(0, last).reduce((a, b) => a + b, 0);
-  const part = area.value.slice(0, length), sentences = part.match(/^[^]*(?<!\b(?:Mrs?|Dr|St))[.!?\n]/);
-  return (sentences?.[0] ?? part.replace(/\S*$/, "")).trim();
+  const part = area.value.slice(0, length), [sentences] = part.match(/^[^]*(?<!\b(?:Mrs?|Dr|St))[.!?\n]/) ?? [""];
+  return (sentences.length > length / 2 ? sentences : part.replace(/\S*$/, "")).trim();
 }
 
 let pressedAt = -TWICE_MS;
@@ -522,8 +527,12 @@ function markRead(field) {
     const [{ name, value }] = group, tools = new Set(group.map(({ tool }) => tool.dataset.protocol));
     return `the ${name.replaceAll("_", " ")} of ${[...tools].join(", ")}, ${number(value)}`;
   };
-  const alike = {};
-  for (const one of fits) (alike[`${one.name} ${number(one.value)}`] ??= []).push(one);
+  const alike = {}, told = new Set(); // one average of a tool may be another one too
+  for (const one of fits) {
+    const known = `${one.tool.dataset.protocol} ${number(one.value)}`;
+    if (!told.has(known)) (alike[`${one.name} ${number(one.value)}`] ??= []).push(one);
+    told.add(known);
+  }
   const far = ({ value }) => Math.abs(Math.log(value / read));
   const nearest = isNumber && values.reduce((a, b) => (far(b) < far(a) ? b : a));
   view.querySelector(".ps-reading").textContent = !written ? ""
@@ -588,6 +597,7 @@ function showLab({ settings, recipe, numbers, notes }) {
   }
   byId("idea").textContent = known.idea;
   byId("recipe").textContent = recipe;
+  byId("numbers").className = "";
   byId("numbers").replaceChildren(...numbers.map(([name, value, words]) => {
     const row = make("div");
     row.append(make("dt", "", name), make("dd", "", value), make("dd", "quiet", words));

@@ -93,10 +93,10 @@ def teasers(service: Service, job: Job) -> dict[str, str]:
         for model in (BUNDLED, ROUNDED)
     )
     return {
-        "memory": f"In “A story”, perplexity is {_change(long, short)} with {long['context_length']} tokens in sight "
+        "memory": f"In a longer text, perplexity is {_change(long, short)} with {long['context_length']} tokens in sight "
         f"than with {short['context_length']}",
-        "tools": f"No. For “A story”, {headline(tools)}",
-        "models": f"In “A long story”, perplexity is {_change(rounded, plain)} with weights rounded to 4 bits",
+        "tools": f"No. For one longer text, {headline(tools)}",
+        "models": f"In a long text, perplexity is {_change(rounded, plain)} with weights rounded to 4 bits",
     }
 
 

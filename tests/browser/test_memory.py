@@ -152,7 +152,7 @@ def test_a_question_shows_at_once_what_is_known_and_then_its_answer(page, name, 
 
 def test_a_tool_is_scored_from_its_row_and_a_number_read_marks_rows(page):
     page.scored(STORY * 20)
-    page.click("#tools .teaser")
+    page.click("#tools > summary")
     page.until(lambda: page.all(".ps-groups"))
     row = ".ps-tool[data-protocol='llama.cpp']"
     expected = page.script(
