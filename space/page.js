@@ -52,7 +52,7 @@ function request() {
 let waiting = null;
 function changed() {
   isAsked = true;
-  byId("questions").classList.add("own"); // what is said there is of another text
+  byId("questions").classList.add("mine"); // what was said beside them is of another text
   keep();
   for (const id of ["answer", "numbers"]) byId(id).classList.add("old");
   byId("open-share").disabled = byId("play").disabled = true; // until the number is of this text
