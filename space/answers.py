@@ -192,11 +192,11 @@ def expected_instead(scored: Scored, piece: int) -> str | None:
     place = segments[piece]
     tops = scored.tokens["alternatives"][place.first] if place.first == place.last else None
     before = text[: place.start][-1:]
-    is_joined = before.lower() != before.upper()  # letters after it go on with its word
+    is_joined = before.lower() != before.upper()  # its word goes on until a space
     words = [
         as_word(guess, text, place.start)
         for guess, _ in tops or []
-        if any(map(str.isalpha, guess)) and not (is_joined and guess[0].isalpha())
+        if any(map(str.isalpha, guess)) and not (is_joined and not guess[0].isspace())
     ]
     return next((word for word in words if not word.endswith("…")), None)
 

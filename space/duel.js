@@ -127,12 +127,13 @@ function introduce({ number, beat, known, round, bets }) {
   const made = make("div", "rule"), begun = bets.length ? " You have begun already." : "";
   if (beat !== null) made.append(paragraph("beat", `A friend sent you this, and won ${asWord(beat)} of ten.${begun}`));
   if (bets.length) return made;
+  const [once, twice, most] = [1, 2, 3].map((taps) => asPercent(betOf([taps, 0, 0, 0, 0, 0])[0]));
   const isTouched = matchMedia("(pointer: coarse)").matches, keys = isTouched ? "" : " Or use the keys 1 to 6 and Enter.";
   const tongue = round.language === "English" ? "" : ` It never read ${round.language}.`;
   made.append(
     make("p", "lead", known === "five" ? "Ten more words, with five words before each."
       : "Who guesses ten hidden words better, you or the machine?"),
-    make("p", "", `${isTouched ? "Tap" : "Click"} the next word, up to three times to bet more. The higher bet on the right one wins.`),
+    make("p", "", `${isTouched ? "Tap" : "Click"} once to bet ${once}, twice ${twice}, thrice ${most}. The higher bet on the right one wins.`),
     make("p", "quiet", `The machine is a tiny language model. It read old novels, not ${titleOf(number)}.${tongue}${keys}`));
   return made;
 }
@@ -248,8 +249,10 @@ function showWord(duel) {
 function pressKey(event) {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   const option = document.querySelectorAll("#duel .option")[Number(event.key) - 1];
-  if (option) option.click();
-  else if (event.key === "Enter" && event.target.matches(".options")) document.querySelector("#duel .go").click();
+  if (option) {
+    option.click();
+    option.scrollIntoView({ block: "nearest" });
+  } else if (event.key === "Enter" && event.target.matches(".options")) document.querySelector("#duel .go").click();
   else return;
   event.preventDefault();
 }

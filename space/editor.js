@@ -222,8 +222,8 @@ class Editor {
     const losses = bits.slice(range[0], range[1] + 1);
     if (losses.includes(null)) return;
     const tops = (alternatives?.[range[0]] ?? []).filter(([guess]) => !guess.startsWith("…"));
-    const word = visible(this.textOf(own)), guesses = tops.map(([guess, share]) => `${quoted(guess)} (${percent(share)})`);
-    const expected = !tops.length ? "" : tops[0][0] === word ? " That was its first guess."
+    const word = visible(this.textOf(own)), guesses = tops.map(([guess, share]) => `${quoted(guess)} (${percent(share).replace(" ", "\u00a0")})`);
+    const expected = !tops.length ? "" : tops[0][0] === word ? " No guess was likelier."
       : ` It expected ${guesses.slice(0, TOLD).join(", ")}.`;
     this.mark(own);
     // The start marker, which nobody sees, is none of those before it.

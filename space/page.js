@@ -168,10 +168,10 @@ function showScore(answer) {
   byId("give").textContent = `perplexity${give}`;
   byId("means").textContent = means;
   byId("verdict").textContent = verdict;
-  const { model, window, longest } = answer.settings, part = window < longest ? `${fmt(window)} of ` : "";
+  const { model, window, longest } = answer.settings, part = window < longest ? `${fmt(window)} of its ` : "";
   const isOurs = model === PAGE.models[0];
   byId("who").textContent = `This one is ${isOurs ? "tiny, and has read only old novels" : model}. ` +
-    `It sees ${part}${tokens(longest)}, words or parts of words, at a time: its window.`;
+    `It sees at most ${part}${tokens(longest)} (words or parts of words) at once: its window.`;
   drawScale(answer);
   tellWorst(answer.worst);
   showLab(answer);
@@ -194,7 +194,7 @@ function wordsOf(answer) {
     figures,
     isVague,
     give: perplexity > MILLION || isVague || !interval ? ""
-      : `; a text like it could give ${low === high ? low : `${low} to ${high}`}`,
+      : `; ${wide > VAGUE ? "so short a text" : "a text like it"} could give ${low === high ? low : `${low} to ${high}`}`,
     means: isVague ? "Of so few words it says little yet. Write on."
       : perplexity > vocabulary
       ? `${interval && interval[0] < vocabulary ? "Perhaps worse" : "Worse"} than a blind choice among the ${tokens(vocabulary)} that it knows.`
@@ -314,7 +314,7 @@ function teach(answer) {
   }
   say(forgets
     ? `Its window, the frame, now holds only ${tokens(answer.settings.window)}: ` + (leftOf(answer.halves) > GONE_BY
-      ? "the first time has fallen out of it, and every word has fewer words before it."
+      ? "the first time has fallen out of it, and the second surprises again."
       : "a part of the first time is still in it.")
     : leftOf(answer.halves) < REMEMBERED
       ? "The second time, it looks back at the first, which is still in its window: that is context."

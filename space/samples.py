@@ -7,7 +7,7 @@ FOLDER = Path(__file__).resolve().parent.parent / "samples"
 NAMES = {
     "rhyme": "A nursery rhyme",
     "opening": "A story",
-    "gate": "A tale that repeats",
+    "gate": "A short tale",
     "news": "News",
     "list": "A list",
     "code": "Code",
