@@ -194,7 +194,7 @@ function wordsOf(answer) {
     figures,
     isVague,
     give: perplexity > MILLION || isVague || !interval ? ""
-      : `; ${wide > VAGUE ? "so short a text" : "a text like it"} could give ${low === high ? low : `${low} to ${high}`}`,
+      : `; ${wide > VAGUE && text.windows.length < 2 ? "so short a text" : "a text like it"} could give ${low === high ? low : `${low} to ${high}`}`,
     means: isVague ? "Of so few words it says little yet. Write on."
       : perplexity > vocabulary
       ? `${interval && interval[0] < vocabulary ? "Perhaps worse" : "Worse"} than a blind choice among the ${tokens(vocabulary)} that it knows.`
@@ -323,7 +323,10 @@ function teach(answer) {
 
 /* Another text has a window of its own again. */
 function endLesson() {
-  if (forgets) Object.assign(state, { window: null, stride: null });
+  if (forgets) {
+    Object.assign(state, { window: null, stride: null });
+    editor.showWindow(false);
+  }
   forgets = false;
   if (!halfOf(written())) twice.textContent = "Say it twice";
 }
