@@ -658,7 +658,11 @@ addEventListener("popstate", ({ state: kept }) => {
   back.hidden = true;
   byId("context").value = state.context;
 });
-addEventListener("hashchange", () => { if (!history.state) location.reload(); });
+addEventListener("hashchange", () => {
+  if (history.state) return;
+  try { sessionStorage.removeItem(KEPT); } catch { /* nothing was kept */ }
+  location.reload();
+});
 
 function keep() {
   const kept = JSON.stringify({ ...state, text: area.value });
@@ -715,6 +719,7 @@ async function begin() {
     for (const name of SETTINGS) byId(name).value = state[name] ?? byId(name).value;
     editor.lay();
     isAsked = true;
+    keep();
     await score();
   }
   document.documentElement.dataset.ready = "yes";
