@@ -33,7 +33,6 @@ CONFIDENCE = 0.975  # two-sided 95 %
 WORD = re.compile(r"[^\W\d_]{2,}(?:[’'][a-z]+)*")
 LETTERS = re.compile(r"[^\W\d_]+")
 ENGLISH = ("gate", "list", "news", "opening", "portrait", "rhyme", "story", "technical")  # samples
-SHOWN = 5  # of the words that it expected
 LONGEST_WORD = 40  # characters before a piece that may begin its word
 FOREIGN = "It has read English only; this looks like another language."
 UNKNOWN = "Full of what it has never met: it has read old novels only."
@@ -114,7 +113,7 @@ def expected_words(scored: Scored, alternatives: Sequence) -> list:
     """Return what was expected at each token in words, with its probabilities."""
     starts = [offset[0] if offset else 0 for offset in scored.tokens["offsets"]]
     return [
-        tops and [[as_word(piece, scored.whole, at), share] for piece, share in tops[:SHOWN]]
+        tops and [[as_word(piece, scored.whole, at), share] for piece, share in tops]
         for at, tops in zip(starts, alternatives)
     ]
 

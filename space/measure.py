@@ -15,7 +15,7 @@ from .limits import Limits, Refused, whole_characters
 from .metric import new_metric
 from .settings import Settings
 
-ALTERNATIVES = 20  # of which the page shows a few, and looks for a whole word
+ALTERNATIVES = 5
 # Tokens of a batch are lost when a request stops, and seen only when it ends: keep them few.
 WINDOWS_AT_ONCE = 4
 TRIAL_TEXT = "The quick brown fox jumps over the lazy dog."

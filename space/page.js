@@ -6,11 +6,12 @@ const CLEAR = 1.1, VAGUE = 2;
 // Parts of the first surprise that are left of a text that is remembered, and of one that is forgotten.
 const REMEMBERED = 0.5, GONE_BY = 0.8;
 const TWICE_MS = 400; // in which a second press is one too many
+const WARM = ["b0", "b1", "b2", "b3", "b4", "b5"];
 // Of each: its name, the classes of its colours, and what the first and the last of them say.
 const COLOURS = {
-  surprise: ["word surprise", ["b0", "b1", "b2", "b3", "b4", "b5"], "expected", "surprising"],
-  token: ["token surprise", ["b0", "b1", "b2", "b3", "b4", "b5"], "expected", "surprising, token by token"],
-  rank: ["rank of guess", ["b0", "b1", "b2", "b3", "b4", "b5"], "its first guess", "far down its list"],
+  surprise: ["word surprise", WARM, "expected", "surprising"],
+  token: ["token surprise", WARM, "expected", "surprising, token by token"],
+  rank: ["rank of guess", WARM, "its first guess", "far down its list"],
   context: ["tokens before", ["c0", "c1", "c2", "c3", "c4", "c5"], "few tokens before it", "many"],
   window: ["window", ["n0", "n1", "n2"], "guessed in one window", "in the next ones"],
 };
